@@ -1,0 +1,66 @@
+"""The collective operations of a group of ranks. The backend makes the communicator; layers only see this."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Communicator(Protocol):
+    """Stream-ordered collectives over one group of ranks.
+
+    Attributes:
+        rank, world_size: this process's place in the group.
+        capturable: whether calls may be recorded into a Program.
+    """
+
+    rank: int
+    world_size: int
+    capturable: bool
+
+    def all_reduce(self, x: torch.Tensor, *, out: torch.Tensor) -> None:
+        """out = sum of x over the ranks; out may be x."""
+
+    def all_gather(self, x: torch.Tensor, *, out: torch.Tensor) -> None:
+        """out [world_size, *x.shape] = every rank's x."""
+
+    def reduce_scatter(self, x: torch.Tensor, *, out: torch.Tensor) -> None:
+        """out = this rank's slice of the sum of x [world_size, *out.shape]."""
+
+    def broadcast(self, x: torch.Tensor, *, root: int) -> None:
+        """Overwrite x with root's x."""
+
+    def barrier(self) -> None:
+        """Return when every rank has arrived."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+class SingleRank:
+    """The group of one: every collective is a copy or nothing at all."""
+
+    rank = 0
+    world_size = 1
+    capturable = True
+
+    def all_reduce(self, x: torch.Tensor, *, out: torch.Tensor) -> None:
+        if out.data_ptr() != x.data_ptr():
+            out.copy_(x)
+
+    def all_gather(self, x: torch.Tensor, *, out: torch.Tensor) -> None:
+        out[0].copy_(x)
+
+    def reduce_scatter(self, x: torch.Tensor, *, out: torch.Tensor) -> None:
+        out.copy_(x[0])
+
+    def broadcast(self, x: torch.Tensor, *, root: int) -> None:
+        if root != 0:
+            raise ValueError(f"root is {root}; a group of one has only rank 0")
+
+    def barrier(self) -> None:
+        return
+
+    def close(self) -> None:
+        return

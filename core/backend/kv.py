@@ -1,0 +1,111 @@
+"""What the KV cache looks like to a backend, and what one step tells it about a batch.
+
+Shape letters: N blocks, S slots of a block, K KV heads, D head dim, B requests, T tokens of a step.
+
+    slot = block_id * block_size + offset          one slot = one token of one layer: K [K, D] and V [K, D]
+
+    KVPool   raw bytes [num_blocks, block_bytes]; one pool per layer slot, allocated by the backend
+    KVCache  one layer's typed view of its pool: key [N, S, K, D] and value [N, S, K, D], any strides
+
+Layers that share a KVCacheSpec form groups of equal layer count; layer i of every group views pool i, and a
+block id belongs to one group at a time, so one free list serves them all. Only the engine decides how many
+blocks there are, only the backend decides where their bytes lie, and only ops read or write them.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+class KVLayout(enum.StrEnum):
+    """Order of a block's bytes. The views of a KVCache have the same axes in each; only strides differ."""
+
+    NHD = "NHD"  # [num_blocks, block_size, kv_heads, head_dim]
+    HND = "HND"  # [num_blocks, kv_heads, block_size, head_dim]
+    MLA = "MLA"  # [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim], no separate value
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """Everything about a layer that decides the size, content or lifetime of its blocks.
+
+    Attributes:
+        num_kv_heads: KV heads on this rank.
+        head_dim: elements of one key head (MLA: kv_lora_rank + qk_rope_head_dim).
+        v_head_dim: elements of one value head (MLA: 0, the value is a part of the latent).
+        dtype: of the stored elements.
+        block_size: tokens of a block.
+        window: a query sees itself and window - 1 tokens before it; None sees all.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    dtype: torch.dtype
+    block_size: int
+    window: int | None = None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token of one layer."""
+        return self.num_kv_heads * (self.head_dim + self.v_head_dim) * self.dtype.itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of one layer."""
+        return self.block_size * self.token_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """The bytes behind one layer slot. `storage` is the backend's own object."""
+
+    num_blocks: int
+    block_bytes: int
+    storage: Any
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """One layer's view of its pool.
+
+    Attributes:
+        key_NSKD, value_NSKD: views with any strides, last stride 1; MLA keeps its latent in key with K = 1
+            and an empty value. A device without torch memory leaves both None and implements every cache op.
+    """
+
+    spec: KVCacheSpec
+    layout: KVLayout
+    num_blocks: int
+    key_NSKD: torch.Tensor | None
+    value_NSKD: torch.Tensor | None
+    storage: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """One step's batch as one KV group sees it. Requests are ragged: prefill, chunks and decode mix.
+
+    Attributes:
+        num_requests, num_tokens: B and T, without padding.
+        max_query_len, max_seq_len: the largest query and KV length in the batch, in tokens.
+        query_start_loc: [B + 1] int32; request b's queries are rows query_start_loc[b] .. query_start_loc[b + 1].
+        seq_lens: [B] int32; KV length including this step's tokens.
+        block_table: [B, max_blocks] int32; padding and blocks that left a window hold valid ids of any block.
+        slot_mapping: [T] int64; where each token's K and V go; -1 writes nothing.
+        block_size: tokens of a block in this group.
+    """
+
+    num_requests: int
+    num_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_size: int

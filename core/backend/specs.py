@@ -1,0 +1,140 @@
+"""The specs by which a backend is asked what it can do: one frozen record per op, naming every axis at once.
+
+`supports(op, spec)` answers for the whole combination ("fp8 KV with a window at head 128"), so that no question
+has to be put together from half-answers. Specs are built once, when a model is constructed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from octavo.core.backend.kv import KVLayout
+from octavo.core.backend.quant import QuantScheme
+
+Gate = Literal["silu", "gelu_tanh", "gelu"]
+"""The activation of a gated pair: out = act(gate) * up."""
+
+ScaleKind = Literal["none", "tensor", "head"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A backend's refusal of an op at a spec."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpec:
+    """A weight [N, K] as the loader will place it, part by part.
+
+    Attributes:
+        out_features, in_features: N and K on this rank.
+        dtype: how plain weights are stored.
+        scheme: quantisation; None for a plain weight.
+        gated: the rows are [gate; up], N / 2 each, for a product with a gated epilogue.
+        embedding: rows are looked up by `embed` too.
+    """
+
+    out_features: int
+    in_features: int
+    dtype: torch.dtype
+    scheme: QuantScheme | None = None
+    gated: bool = False
+    embedding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GemmSpec:
+    """A product out = epilogue(norm(x) @ W.T)."""
+
+    weight: WeightSpec
+    x_dtype: torch.dtype
+    out_dtype: torch.dtype
+    norm: bool = False
+    bias: bool = False
+    residual: bool = False
+    gate: Gate | None = None
+    quantize: QuantScheme | None = None
+    argmax: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedGemmSpec:
+    """Products of consecutive row segments with E weights of one shape."""
+
+    weight: WeightSpec
+    num_experts: int
+    x_dtype: torch.dtype
+    out_dtype: torch.dtype
+    gate: Gate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSpec:
+    """out += scale * (x @ A.T) @ B.T, per row's adapter."""
+
+    in_features: int
+    out_features: int
+    max_rank: int
+    x_dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Paged or contiguous attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    q_dtype: torch.dtype
+    kv_dtype: torch.dtype
+    block_size: int
+    layout: KVLayout
+    causal: bool = True
+    window: int | None = None
+    softcap: bool = False
+    sinks: bool = False
+    alibi: bool = False
+    kv_scale: ScaleKind = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """Writes, copies and transfers of KV blocks; `rotary_dim` > 0 for the fused rotary and write."""
+
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    x_dtype: torch.dtype
+    kv_dtype: torch.dtype
+    block_size: int
+    layout: KVLayout
+    kv_scale: ScaleKind = "none"
+    num_heads: int = 0
+    rotary_dim: int = 0
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """Ops on rows: embed, rms_norm, rotary, act_mul, quantize, sample, moe_route, merge_attention, all_reduce_norm.
+
+    Attributes:
+        width: elements of a row (hidden size, head dim, vocabulary, experts, …).
+        dtype: of the input rows.
+        variant: what distinguishes calls of one op ("residual", "interleaved", "silu", a quantiser's format, …).
+        extent: a second size where the op has one (rotary_dim, top_k, vocabulary of an embedding).
+    """
+
+    width: int
+    dtype: torch.dtype
+    variant: str = ""
+    extent: int = 0
+
+
+OpSpec = GemmSpec | GroupedGemmSpec | LoraSpec | AttentionSpec | CacheSpec | RowSpec
