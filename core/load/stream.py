@@ -1,0 +1,148 @@
+"""Streaming weights: name -> target -> place, one tensor at a time.
+
+    checkpoint.read(name, out=target.buffer())  ->  target.place(tensor)  ->  next name
+
+A model says what it wants as a dict of `WeightTarget`s, in the order it wants them; whatever it fuses (q, k and v in
+one matrix) or shards is its own business, done by giving each part a slice of the fused buffer and packing it when
+the last part is placed. Everything is checked by name and shape before the first byte is read. At no time does this
+module hold more than the one tensor being placed, so host memory peaks at the model's own weights plus the largest
+tensor.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.core.base.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+    from octavo.core.load.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTarget:
+    """Where one checkpoint tensor goes.
+
+    Attributes:
+        shape: the shape the model expects.
+        place: takes the tensor once it is read; it may keep it.
+        buffer: returns where to read it, contiguous, of that shape and in the dtype wanted (for instance a row
+            slice of a fused matrix); `place` is then given that buffer. None reads into a new tensor in the
+            stored dtype (float32 if quantised).
+        required: whether a checkpoint without this tensor is an error (a tied output head is not required).
+    """
+
+    shape: tuple[int, ...]
+    place: Callable[[torch.Tensor], None]
+    buffer: Callable[[], torch.Tensor] | None = None
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What loading did.
+
+    Attributes:
+        placed: names of the tensors placed, in order.
+        absent: names that were not required and are not in the checkpoint.
+        unused: names in the checkpoint that the model did not ask for (also logged).
+        stored_bytes: bytes of the placed tensors in the file.
+        seconds: wall time.
+    """
+
+    placed: tuple[str, ...]
+    absent: tuple[str, ...]
+    unused: tuple[str, ...]
+    stored_bytes: int
+    seconds: float
+
+
+def load_weights(
+    checkpoint: Checkpoint, targets: Mapping[str, WeightTarget], *, progress: bool | None = None
+) -> LoadReport:
+    """Read every tensor the model wants, in the order of `targets`, and place it.
+
+    Args:
+        checkpoint: the opened files.
+        targets: checkpoint name -> where it goes.
+        progress: show a progress bar on stderr; None shows it on a terminal.
+
+    Raises:
+        CheckpointError: a required tensor is missing, or a tensor has another shape; nothing was placed then.
+    """
+    started = time.perf_counter()
+    placed = check_targets(checkpoint, targets)
+    absent = tuple(name for name in targets if name not in placed)
+    unused = tuple(name for name in checkpoint.names() if name not in targets)
+    if unused:
+        logger.warning(
+            "%d tensors of %s are not used by the model: %s", len(unused), checkpoint.path, ", ".join(unused)
+        )
+    wanted = {name: targets[name] for name in placed}
+    if progress if progress is not None else sys.stderr.isatty():
+        _drive_with_bar(checkpoint, wanted)
+    else:
+        for _ in stream_weights(checkpoint, wanted):
+            pass
+    return LoadReport(
+        placed=placed,
+        absent=absent,
+        unused=unused,
+        stored_bytes=sum(checkpoint.stored_bytes(name) for name in placed),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def check_targets(checkpoint: Checkpoint, targets: Mapping[str, WeightTarget]) -> tuple[str, ...]:
+    """Compare names and shapes, reading nothing; return the names to read, in the order of `targets`.
+
+    Raises:
+        CheckpointError: naming the tensor, the shape expected and the shape found.
+    """
+    in_file = set(checkpoint.names())
+    missing = [name for name, target in targets.items() if target.required and name not in in_file]
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"{checkpoint.path} has no tensor {missing[0]} of shape {list(targets[missing[0]].shape)}{more}; "
+            "the files are incomplete or belong to another model: download them again",
+            field=missing[0],
+        )
+    present = tuple(name for name in targets if name in in_file)
+    for name in present:
+        expected, found = tuple(targets[name].shape), checkpoint.shape(name)
+        if expected != found:
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {name} has shape {list(found)} where the config asks for "
+                f"{list(expected)}; the config and the weights belong to different models",
+                field=name,
+            )
+    return present
+
+
+def stream_weights(checkpoint: Checkpoint, targets: Mapping[str, WeightTarget]) -> Iterator[str]:
+    """Read and place the targets one by one, yielding each name when its tensor is placed.
+
+    The targets must have passed `check_targets`.
+    """
+    for name, target in targets.items():
+        target.place(checkpoint.read(name, out=target.buffer() if target.buffer else None))
+        yield name
+
+
+def _drive_with_bar(checkpoint: Checkpoint, targets: Mapping[str, WeightTarget]) -> None:
+    from tqdm import tqdm
+
+    total_bytes = sum(checkpoint.stored_bytes(name) for name in targets)
+    with tqdm(total=total_bytes, desc="Loading", unit="B", unit_scale=True, leave=False, file=sys.stderr) as bar:
+        for name in stream_weights(checkpoint, targets):
+            bar.update(checkpoint.stored_bytes(name))
