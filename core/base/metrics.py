@@ -1,0 +1,66 @@
+"""Counters as values. An owner keeps plain integers and hands out frozen snapshots; nothing here is global.
+
+SchedulerCounters   grows with every step; owned and written by one Scheduler
+SchedulerStats      a frozen snapshot of it with the gauges of the moment, for logs and exporters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from octavo.core.base.params import FinishReason
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Totals since the scheduler was made.
+
+    Attributes:
+        steps: schedule() calls that gave work.
+        scheduled_tokens: tokens computed, recomputed ones included.
+        generated_tokens: tokens given to requests, each once.
+        preemptions: times a running request lost its blocks.
+        prefix_query_tokens, prefix_hit_tokens: prompt tokens at first starts, and those found in the cache.
+        finished: reason -> requests that ended so.
+    """
+
+    steps: int = 0
+    scheduled_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    """The scheduler at one moment.
+
+    Attributes:
+        num_running, num_waiting: requests; gated ones count as waiting.
+        num_gated: waiting requests that a gate holds back.
+        kv_blocks_total, kv_blocks_used: blocks that can hold KV, and those that live requests hold.
+        kv_blocks_cached: free blocks whose content a prefix hit can still use.
+        others: as in SchedulerCounters.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_gated: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    kv_blocks_cached: int
+    steps: int
+    scheduled_tokens: int
+    generated_tokens: int
+    preemptions: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    finished: Mapping[FinishReason, int]
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV pool that live requests hold, in [0, 1]."""
+        return self.kv_blocks_used / self.kv_blocks_total
