@@ -23,7 +23,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
 MAX_SEED = 2**64 - 1
 
-LogitsProcessor = "Callable[[Sequence[int], Sequence[int], torch.Tensor], torch.Tensor]"
+LogitsProcessor = Callable[[Sequence[int], Sequence[int], "torch.Tensor"], "torch.Tensor"]
 """(prompt_token_ids, output_token_ids, logits_V fp32) -> logits_V; runs before penalties and temperature."""
 
 
@@ -85,7 +85,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     skip_special_tokens: bool = True
-    logits_processors: tuple[Callable[..., Any], ...] = ()
+    logits_processors: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
         # Accept what callers naturally write (a list, one string) and hold immutable values.
@@ -145,8 +145,9 @@ class SamplingParams:
         for value in self.logit_bias.values():
             _within("logit_bias", value, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise InvalidRequest("allowed_token_ids is empty; leave it out or name at least one id",
-                                 field="allowed_token_ids")
+            raise InvalidRequest(
+                "allowed_token_ids is empty; leave it out or name at least one id", field="allowed_token_ids"
+            )
         if any(not isinstance(word, str) or not word for word in self.bad_words):
             raise InvalidRequest("bad_words must be non-empty strings", field="bad_words")
 

