@@ -110,14 +110,25 @@ class Ops(Protocol):
         """out = epilogue(prologue(x) @ w.T), accumulated in fp32."""
 
     def grouped_gemm(
-        self, x_TK: torch.Tensor, weights: list[PackedWeight], segment_start: torch.Tensor, *, out: torch.Tensor,
+        self,
+        x_TK: torch.Tensor,
+        weights: list[PackedWeight],
+        segment_start: torch.Tensor,
+        *,
+        out: torch.Tensor,
         gate: Gate | None = None,
     ) -> None:
         """Rows segment_start[e] .. segment_start[e + 1] of x times weights[e].T; segment_start is [E + 1] int32."""
 
     def lora_gemm(
-        self, x_TK: torch.Tensor, a: list[torch.Tensor], b: list[torch.Tensor], scales: torch.Tensor,
-        adapter_T: torch.Tensor, *, out: torch.Tensor,
+        self,
+        x_TK: torch.Tensor,
+        a: list[torch.Tensor],
+        b: list[torch.Tensor],
+        scales: torch.Tensor,
+        adapter_T: torch.Tensor,
+        *,
+        out: torch.Tensor,
     ) -> None:
         """out[t] += scales[i] * b[i] @ (a[i] @ x[t]) for i = adapter_T[t]; -1 leaves the row alone.
 
@@ -132,7 +143,12 @@ class Ops(Protocol):
         """out[t] = scale * w[ids[t]]."""
 
     def rms_norm(
-        self, x: torch.Tensor, weight_M: torch.Tensor, *, out: torch.Tensor, eps: float,
+        self,
+        x: torch.Tensor,
+        weight_M: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        eps: float,
         residual: torch.Tensor | None = None,
     ) -> None:
         """out = x / sqrt(mean(x²) + eps) * weight, over the last axis; x and out may be [T, M] or [T, H, D].
@@ -142,8 +158,15 @@ class Ops(Protocol):
         """
 
     def rotary(
-        self, q_THD: torch.Tensor, k_TKD: torch.Tensor, positions_T: torch.Tensor, cos_sin_PR: torch.Tensor, *,
-        out_q: torch.Tensor, out_k: torch.Tensor, interleaved: bool = False,
+        self,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        positions_T: torch.Tensor,
+        cos_sin_PR: torch.Tensor,
+        *,
+        out_q: torch.Tensor,
+        out_k: torch.Tensor,
+        interleaved: bool = False,
     ) -> None:
         """Rotary embedding of the first R elements of each head; outputs may alias inputs.
 
@@ -156,24 +179,38 @@ class Ops(Protocol):
 
     # -- the KV cache -----------------------------------------------------------------------------------------
     def write_kv(
-        self, k_TKD: torch.Tensor, v_TKD: torch.Tensor, kv: KVCache, slot_mapping_T: torch.Tensor, *,
-        k_scale: torch.Tensor | None = None, v_scale: torch.Tensor | None = None,
+        self,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        kv: KVCache,
+        slot_mapping_T: torch.Tensor,
+        *,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> None:
         """Store each token's K and V at its slot, rounded to nearest even; slot -1 writes nothing."""
 
     def rope_write_kv(
-        self, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor, positions_T: torch.Tensor,
-        cos_sin_PR: torch.Tensor, kv: KVCache, slot_mapping_T: torch.Tensor, *, out_q: torch.Tensor,
-        interleaved: bool = False, k_scale: torch.Tensor | None = None, v_scale: torch.Tensor | None = None,
+        self,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        positions_T: torch.Tensor,
+        cos_sin_PR: torch.Tensor,
+        kv: KVCache,
+        slot_mapping_T: torch.Tensor,
+        *,
+        out_q: torch.Tensor,
+        interleaved: bool = False,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> None:
         """`rotary` of q and k, then `write_kv` of the rotated k and v, in one pass. k is left as it was."""
 
     def copy_blocks(self, kv: KVCache, source_destination: torch.Tensor) -> None:
         """Copy whole blocks, pair after pair in order; [C, 2] int64."""
 
-    def gather_blocks(
-        self, kv: KVCache, block_ids: torch.Tensor, *, out_k: torch.Tensor, out_v: torch.Tensor
-    ) -> None:
+    def gather_blocks(self, kv: KVCache, block_ids: torch.Tensor, *, out_k: torch.Tensor, out_v: torch.Tensor) -> None:
         """Blocks into canonical NHD buffers [n, S, K, D]."""
 
     def scatter_blocks(self, kv: KVCache, block_ids: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -181,10 +218,20 @@ class Ops(Protocol):
 
     # -- attention --------------------------------------------------------------------------------------------
     def paged_attention(
-        self, q_THD: torch.Tensor, kv: KVCache, plan: StepPlan, *, out: torch.Tensor,
-        lse: torch.Tensor | None = None, causal: bool = True, softmax_scale: float, window: int | None = None,
-        softcap: float | None = None, sinks_H: torch.Tensor | None = None,
-        alibi_slopes_H: torch.Tensor | None = None, k_scale: torch.Tensor | None = None,
+        self,
+        q_THD: torch.Tensor,
+        kv: KVCache,
+        plan: StepPlan,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        causal: bool = True,
+        softmax_scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
+        alibi_slopes_H: torch.Tensor | None = None,
+        k_scale: torch.Tensor | None = None,
         v_scale: torch.Tensor | None = None,
     ) -> None:
         """Attention of ragged queries over paged KV.
@@ -199,16 +246,32 @@ class Ops(Protocol):
         """
 
     def attention(
-        self, q_THD: torch.Tensor, k_SKD: torch.Tensor, v_SKD: torch.Tensor, query_start_loc: torch.Tensor,
-        kv_start_loc: torch.Tensor, *, out: torch.Tensor, lse: torch.Tensor | None = None, causal: bool = True,
-        softmax_scale: float, window: int | None = None, softcap: float | None = None,
+        self,
+        q_THD: torch.Tensor,
+        k_SKD: torch.Tensor,
+        v_SKD: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        kv_start_loc: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        causal: bool = True,
+        softmax_scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
         sinks_H: torch.Tensor | None = None,
     ) -> None:
         """The same over ragged contiguous K and V; both start_loc are [B + 1] int32."""
 
     def merge_attention(
-        self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor, *,
-        out: torch.Tensor, lse: torch.Tensor | None = None,
+        self,
+        out_a: torch.Tensor,
+        lse_a: torch.Tensor,
+        out_b: torch.Tensor,
+        lse_b: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
     ) -> None:
         """Combine attention over two disjoint sets of keys, [T, H, D] and [T, H]; a part of lse -inf adds nothing.
 
@@ -221,8 +284,15 @@ class Ops(Protocol):
         """Store each token's compressed latent [C] and shared rotary key [R] side by side; slot -1 writes nothing."""
 
     def mla_attention(
-        self, q_latent_THC: torch.Tensor, q_rope_THR: torch.Tensor, kv: KVCache, plan: StepPlan, *,
-        out: torch.Tensor, lse: torch.Tensor | None = None, softmax_scale: float,
+        self,
+        q_latent_THC: torch.Tensor,
+        q_rope_THR: torch.Tensor,
+        kv: KVCache,
+        plan: StepPlan,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        softmax_scale: float,
     ) -> None:
         """Absorbed multi-head latent attention: scores over latent and rotary part, out [T, H, C] over the latent.
 
@@ -231,9 +301,18 @@ class Ops(Protocol):
 
     # -- mixtures of experts, collectives, sampling -----------------------------------------------------------
     def moe_route(
-        self, logits_TE: torch.Tensor, *, top_k: int, out_weights: torch.Tensor, out_ids: torch.Tensor,
-        scoring: str = "softmax", renormalize: bool = True, bias_E: torch.Tensor | None = None,
-        num_groups: int = 1, top_groups: int = 1, scale: float = 1.0,
+        self,
+        logits_TE: torch.Tensor,
+        *,
+        top_k: int,
+        out_weights: torch.Tensor,
+        out_ids: torch.Tensor,
+        scoring: str = "softmax",
+        renormalize: bool = True,
+        bias_E: torch.Tensor | None = None,
+        num_groups: int = 1,
+        top_groups: int = 1,
+        scale: float = 1.0,
     ) -> None:
         """The top_k experts of each row, highest first, ties to the lowest id; out_weights and out_ids [T, top_k].
 
@@ -242,14 +321,27 @@ class Ops(Protocol):
         """
 
     def all_reduce_norm(
-        self, x_TM: torch.Tensor, comm: Communicator, weight_M: torch.Tensor, *, out: torch.Tensor,
-        residual: torch.Tensor, eps: float,
+        self,
+        x_TM: torch.Tensor,
+        comm: Communicator,
+        weight_M: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        residual: torch.Tensor,
+        eps: float,
     ) -> None:
         """residual += sum of x over the ranks, then its RMSNorm goes to out."""
 
     def sample(
-        self, logits_RV: torch.Tensor, temperature_R: torch.Tensor, top_k_R: torch.Tensor, top_p_R: torch.Tensor,
-        min_p_R: torch.Tensor, uniform_R: torch.Tensor, *, out: torch.Tensor,
+        self,
+        logits_RV: torch.Tensor,
+        temperature_R: torch.Tensor,
+        top_k_R: torch.Tensor,
+        top_p_R: torch.Tensor,
+        min_p_R: torch.Tensor,
+        uniform_R: torch.Tensor,
+        *,
+        out: torch.Tensor,
     ) -> None:
         """out [R] int64: temperature, top-k, top-p, min-p, then the inverse CDF at uniform_R in [0, 1).
 

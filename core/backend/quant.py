@@ -57,7 +57,7 @@ class QuantizedTensor:
         """The plain weight [N, K] in fp32: (code - zero_point) * scale."""
         codes = self.codes_NK.to(torch.float32)
         groups = self.scales.shape[1]
-        codes = codes.unflatten(1, (groups, -1))
+        codes = codes.reshape(codes.shape[0], groups, -1)
         if self.zero_points is not None:
             codes = codes - self.zero_points.to(torch.float32)[..., None]
         return (codes * self.scales[..., None]).flatten(1)
