@@ -1,0 +1,108 @@
+"""Attention over the paged cache: rotate, write this step's K and V, attend.
+
+The ops depend on the cache's layout, which the backend states when it allocates; so a layer binds them in `bind_kv`,
+once, before the first step. The layer never sees block tables or slots: they are in its group's plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from octavo.core.backend.kv import KVCache, KVCacheSpec
+from octavo.core.backend.ops import StepPlan
+from octavo.core.backend.specs import AttentionSpec, CacheSpec
+from octavo.core.layers.context import LayerContext
+
+
+class Attention:
+    """Causal attention with rotary positions and grouped queries.
+
+    Args:
+        context: the model's.
+        num_heads: H; the spec's num_kv_heads divides it.
+        kv_spec: of the layer's cache; its window is the attention's.
+        cos_sin_PR: the rotary table, rotating the first R elements of a head.
+        softmax_scale: multiplies the scores.
+        softcap: c of c·tanh(score / c); None leaves scores alone.
+    """
+
+    def __init__(
+        self,
+        context: LayerContext,
+        num_heads: int,
+        kv_spec: KVCacheSpec,
+        cos_sin_PR: torch.Tensor,
+        *,
+        softmax_scale: float,
+        softcap: float | None = None,
+    ) -> None:
+        self.kv_spec = kv_spec
+        self._context = context
+        self._num_heads = num_heads
+        self._cos_sin_PR = cos_sin_PR
+        self._softmax_scale = softmax_scale
+        self._softcap = softcap
+        self._kv: KVCache
+        self._group: int
+
+    def bind_kv(self, kv: KVCache, group: int) -> None:
+        """Take the layer's cache and its group's index, and bind the ops for its layout."""
+        spec, dtype = kv.spec, self._context.activation_dtype
+        self._kv = kv
+        self._group = group
+        self._rope_write_kv = self._context.opset.bind(
+            "rope_write_kv",
+            CacheSpec(
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                v_head_dim=spec.v_head_dim,
+                x_dtype=dtype,
+                kv_dtype=spec.dtype,
+                block_size=spec.block_size,
+                layout=kv.layout,
+                num_heads=self._num_heads,
+                rotary_dim=self._cos_sin_PR.shape[1],
+            ),
+        )
+        self._paged_attention = self._context.opset.bind(
+            "paged_attention",
+            AttentionSpec(
+                num_heads=self._num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                v_head_dim=spec.v_head_dim,
+                q_dtype=dtype,
+                kv_dtype=spec.dtype,
+                block_size=spec.block_size,
+                layout=kv.layout,
+                window=spec.window,
+                softcap=self._softcap is not None,
+            ),
+        )
+
+    def __call__(
+        self,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        positions_T: torch.Tensor,
+        plans: Sequence[StepPlan],
+        *,
+        out: torch.Tensor,
+    ) -> None:
+        """out [T, H, Dv] = attention of this step's tokens over their requests' cache. Rotates q in place."""
+        plan = plans[self._group]
+        self._rope_write_kv(
+            q_THD, k_TKD, v_TKD, positions_T, self._cos_sin_PR, self._kv, plan.meta.slot_mapping, out_q=q_THD
+        )
+        self._paged_attention(
+            q_THD,
+            self._kv,
+            plan,
+            out=out,
+            softmax_scale=self._softmax_scale,
+            window=self.kv_spec.window,
+            softcap=self._softcap,
+        )
