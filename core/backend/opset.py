@@ -1,0 +1,184 @@
+"""Which implementation runs each op of a model: decided once, when the op is bound.
+
+    bind(op, spec) ─► the backend has the op and supports() says yes ──► own: the backend's bound method itself
+                      some part of its decomposition is own ───────────► composite (parts bound in turn)
+                      otherwise ───────────────────────────────────────► fallback: reference/, logged once, counted
+
+One OpSet per engine and device; models bind through it and never ask a backend themselves. Nothing is decided, and
+nothing but a fallback's counter is touched, while a step runs. With strict=True a fallback is refused: `verify()`
+names all of them at once, and one that is called all the same raises.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+
+from octavo.core.backend.composites import Decomposition, OpCall, decompositions
+from octavo.core.backend.device import DeviceBackend
+from octavo.core.backend.kv import AttentionMetadata
+from octavo.core.backend.ops import OP_NAMES, Ops, PackedWeight, StepPlan
+from octavo.core.backend.reference.ops import ReferenceOps
+from octavo.core.backend.specs import GemmSpec, GroupedGemmSpec, OpSpec
+from octavo.core.base.errors import BackendUnavailable, UnsupportedOp
+
+log = logging.getLogger(__name__)
+
+Implementation = Literal["own", "composite", "fallback"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpChoice:
+    """What runs an op at a spec.
+
+    Attributes:
+        reason: why it is not the backend's own; empty when it is.
+        calls: calls so far of a fallback; always 0 for the others, which are not counted.
+    """
+
+    op: str
+    spec: OpSpec
+    implementation: Implementation
+    reason: str
+    calls: int
+
+
+@dataclass(slots=True)
+class _Choice:
+    op: str
+    spec: OpSpec
+    implementation: Implementation
+    reason: str = ""
+    own_share: float = 0.0  # of its parts, that the backend runs itself
+    decomposition: Decomposition | None = None
+    call: OpCall | None = None
+    calls: int = 0
+
+
+class OpSet:
+    """The ops of one device, gaps filled."""
+
+    def __init__(self, backend: DeviceBackend, *, strict: bool = False) -> None:
+        """strict: refuse fallbacks to the reference (`--strict-backend`)."""
+        self._name = backend.name
+        self._own = backend.ops
+        self._empty: Callable[[int, torch.dtype], torch.Tensor] = lambda n, dtype: backend.empty(n, dtype=dtype)
+        self._reference = ReferenceOps(backend.device)
+        self._strict = strict
+        self._choices: dict[tuple[str, OpSpec], _Choice] = {}
+        self._bound: list[_Choice] = []
+        self._logged: set[tuple[str, str]] = set()
+        if self._has("gemm") and not self._has("prepare_weight"):
+            raise BackendUnavailable(
+                f"backend {self._name} has its own gemm but no prepare_weight; it must pack the weights it multiplies"
+            )
+        self._plan = self._own.plan if self._has("plan") else self._reference.plan
+
+    def bind(self, op: str, spec: OpSpec) -> Callable[..., Any]:
+        """The callable that runs `op` at `spec`, with the op's signature. The same one for equal arguments.
+
+        Raises ValueError for a name that is no op.
+        """
+        if op not in OP_NAMES:
+            raise ValueError(f"{op!r} is no op of the contract; see ops.OP_NAMES")
+        choice = self._resolve(op, spec)
+        if choice.call is None:
+            choice.call = self._build(choice)
+            self._bound.append(choice)
+        return choice.call
+
+    def prepare_weight(self, spec: GemmSpec | GroupedGemmSpec) -> PackedWeight:
+        """Allocate the weight of a product, in the form of whoever runs its gemm. It serves `embed` as well."""
+        op = "gemm" if isinstance(spec, GemmSpec) else "grouped_gemm"
+        owner: Ops | ReferenceOps = self._own if self._is_own_product(op, spec) else self._reference
+        return owner.prepare_weight(spec.weight)
+
+    def plan(self, meta: AttentionMetadata) -> StepPlan:
+        """One step's plan for one KV group; it serves the backend's attention and the reference's."""
+        return self._plan(meta)
+
+    def report(self) -> tuple[OpChoice, ...]:
+        """What runs each op bound so far, parts of composites included, and how often fallbacks were called."""
+        return tuple(OpChoice(c.op, c.spec, c.implementation, c.reason, c.calls) for c in self._bound)
+
+    def verify(self) -> None:
+        """When strict, raise BackendUnavailable naming every op bound so far that would fall back."""
+        missing = sorted({f"{c.op} ({c.reason})" for c in self._bound if c.implementation == "fallback"})
+        if self._strict and missing:
+            raise BackendUnavailable(
+                f"--strict-backend: backend {self._name} has no kernel of its own for {'; '.join(missing)}; "
+                "run without the flag to let the reference ops fill in"
+            )
+
+    # -- resolution -------------------------------------------------------------------------------------------
+    def _resolve(self, op: str, spec: OpSpec) -> _Choice:
+        key = (op, spec)
+        if key not in self._choices:
+            self._choices[key] = self._decide(op, spec)
+        return self._choices[key]
+
+    def _decide(self, op: str, spec: OpSpec) -> _Choice:
+        reason = self._refusal(op, spec)
+        if reason is None:
+            return _Choice(op, spec, "own", own_share=1.0)
+        best = _Choice(op, spec, "fallback", reason)
+        for candidate in decompositions(op, spec):
+            share = sum(self._resolve(*part).own_share for part in candidate.parts) / len(candidate.parts)
+            if share > best.own_share:
+                best = _Choice(op, spec, "composite", reason, share, candidate)
+        return best
+
+    def _refusal(self, op: str, spec: OpSpec) -> str | None:
+        if not self._has(op):
+            return f"{self._name} has no {op}"
+        answer = self._own.supports(op, spec)
+        return None if answer is None else answer.reason
+
+    def _has(self, name: str) -> bool:
+        """Whether the backend implements a method: inheriting the protocol's empty body does not count."""
+        method = getattr(self._own, name, None)
+        return method is not None and getattr(type(self._own), name, None) is not getattr(Ops, name)
+
+    def _is_own_product(self, op: str, spec: OpSpec) -> bool:
+        choice = self._resolve(op, spec)
+        if choice.decomposition is None:
+            return choice.implementation == "own"
+        return any(self._is_own_product(o, s) for o, s in choice.decomposition.parts if o == "gemm")
+
+    # -- building ---------------------------------------------------------------------------------------------
+    def _build(self, choice: _Choice) -> OpCall:
+        if choice.implementation == "own":
+            return cast(OpCall, getattr(self._own, choice.op))
+        if choice.decomposition is not None:
+            parts = [self.bind(*part) for part in choice.decomposition.parts]
+            return choice.decomposition.build(parts, self._empty)
+        if self._strict:
+            return self._refused(choice)
+        self._log_fallback(choice)
+        return _counted(choice, getattr(self._reference, choice.op))
+
+    def _refused(self, choice: _Choice) -> OpCall:
+        message = f"--strict-backend: {choice.op} would fall back to the reference: {choice.reason}"
+
+        def refuse(*_args: Any, **_kwargs: Any) -> None:
+            raise UnsupportedOp(message)
+
+        return refuse
+
+    def _log_fallback(self, choice: _Choice) -> None:
+        key = (choice.op, choice.reason)
+        if key not in self._logged:
+            self._logged.add(key)
+            log.warning("%s runs on the reference (slow): %s", choice.op, choice.reason)
+
+
+def _counted(choice: _Choice, function: OpCall) -> OpCall:
+    def call(*args: Any, **kwargs: Any) -> None:
+        choice.calls += 1
+        function(*args, **kwargs)
+
+    return call
