@@ -1,0 +1,23 @@
+// All kernels for AVX2 + FMA + F16C.
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+namespace octavo {
+namespace avx2 {
+#include "vec_avx2.h"
+#include "vec_math.h"
+#include "gemm.inc"
+OCTAVO_TABLE("avx2")
+}  // namespace avx2
+}  // namespace octavo
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

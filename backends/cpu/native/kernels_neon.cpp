@@ -1,0 +1,13 @@
+// All kernels for 64-bit ARM, whose baseline includes NEON with fused multiply-add and fp16 conversion.
+#include "kernels.h"
+
+#if defined(__aarch64__)
+namespace octavo {
+namespace neon {
+#include "vec_neon.h"
+#include "vec_math.h"
+#include "gemm.inc"
+OCTAVO_TABLE("neon")
+}  // namespace neon
+}  // namespace octavo
+#endif

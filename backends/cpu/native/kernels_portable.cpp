@@ -1,0 +1,11 @@
+// All kernels in plain C++, for any processor: the baseline, and the oracle of the others' bits.
+#include "kernels.h"
+
+namespace octavo {
+namespace portable {
+#include "vec_portable.h"
+#include "vec_math.h"
+#include "gemm.inc"
+OCTAVO_TABLE("portable")
+}  // namespace portable
+}  // namespace octavo
