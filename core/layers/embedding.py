@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from octavo.core.backend.ops import Epilogue, PackedWeight
+from octavo.core.backend.ops import PackedWeight
 from octavo.core.backend.specs import GemmSpec, RowSpec, WeightSpec
 from octavo.core.layers.context import LayerContext
 from octavo.core.load.stream import WeightTarget

@@ -1,0 +1,130 @@
+"""Which family runs a checkpoint, and the two doors to it: `read_config` and `build_model`.
+
+A family is found by the config's `architectures`, or by its `model_type` where a config names no architecture (a bare
+`config.json` saved without a model). An architecture that no family implements is refused with the nearest names.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from octavo.core.backend.device import DeviceBackend
+from octavo.core.backend.opset import OpSet
+from octavo.core.base.errors import CheckpointError, ConfigError
+from octavo.core.layers.context import LayerContext
+from octavo.core.layers.workspace import Workspace
+from octavo.core.models.base import Model, ModelConfig
+from octavo.core.models.gemma3 import Gemma3Config, Gemma3Model
+from octavo.core.models.llama import LlamaConfig, LlamaModel
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How to read and build one architecture.
+
+    Attributes:
+        model_type: Hugging Face's name of its config.
+        read: config.json's content -> config. Raises CheckpointError.
+        build: config, context, KV dtype, block size -> model.
+    """
+
+    model_type: str
+    read: Callable[[Mapping[str, Any]], Any]
+    build: Callable[[Any, LayerContext, torch.dtype, int], Model]
+
+
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family("llama", LlamaConfig.read, LlamaModel),
+    "Gemma3ForCausalLM": Family("gemma3_text", Gemma3Config.read, Gemma3Model),
+}
+"""Architecture, as in config.json, to family. Never written to."""
+
+
+def read_config(config: Mapping[str, Any]) -> ModelConfig:
+    """The facts of a model from its config.json (or a GGUF file's equivalent), before anything is loaded.
+
+    Raises:
+        CheckpointError: no family implements the architecture, or the config has a field that is missing, of the
+            wrong type, or changes the mathematics in a way the family does not implement.
+    """
+    facts: ModelConfig = _family(config).read(config)
+    return facts
+
+
+def build_model(
+    config: Mapping[str, Any],
+    *,
+    backend: DeviceBackend,
+    opset: OpSet,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    block_size: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+) -> Model:
+    """Build a model with its ops bound and its buffers allocated; its weights are still to be loaded.
+
+    Args:
+        config: the checkpoint's config.
+        backend: where it will run.
+        opset: the backend's ops with their fallbacks; told here of every spec the model needs.
+        dtype: how the weights of products are stored.
+        kv_dtype, block_size: of the KV cache.
+        max_num_batched_tokens: the largest number of tokens in a step.
+        max_model_len: the largest number of tokens of a request; at most the checkpoint's own limit.
+
+    Raises:
+        CheckpointError: see `read_config`.
+        ConfigError: max_model_len is beyond the checkpoint, or the backend does not compute with `dtype`.
+    """
+    family = _family(config)
+    facts: ModelConfig = family.read(config)
+    if max_model_len > facts.max_position:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but the model was made for {facts.max_position} positions; lower it",
+            field="max_model_len",
+        )
+    activation_dtype = backend.capabilities.activation_dtype.get(dtype)
+    if activation_dtype is None:
+        known = ", ".join(str(known).removeprefix("torch.") for known in backend.capabilities.activation_dtype)
+        raise ConfigError(
+            f"dtype is {str(dtype).removeprefix('torch.')}, which backend {backend.name} does not store; use {known}",
+            field="dtype",
+        )
+    context = LayerContext(
+        backend=backend,
+        opset=opset,
+        dtype=dtype,
+        activation_dtype=activation_dtype,
+        workspace=Workspace(backend, max_num_batched_tokens),
+        max_model_len=max_model_len,
+    )
+    return family.build(facts, context, kv_dtype, block_size)
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    """The family of a config's architecture. Raises CheckpointError."""
+    names = config.get("architectures")
+    if names is None and isinstance(config.get("model_type"), str):
+        for family in FAMILIES.values():
+            if family.model_type == config["model_type"]:
+                return family
+        names = [config["model_type"]]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f"config.json: architectures is {names!r}; it must name one of {', '.join(FAMILIES)}",
+            field="architectures",
+        )
+    for name in names:
+        if name in FAMILIES:
+            return FAMILIES[name]
+    near = difflib.get_close_matches(names[0], FAMILIES, n=3) or list(FAMILIES)
+    raise CheckpointError(
+        f"config.json: architecture {names[0]} is not implemented; the nearest are {', '.join(near)}",
+        field="architectures",
+    )
