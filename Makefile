@@ -33,7 +33,7 @@ lint: $(VENV)/.octavo-dev ## style, types and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	PYTHONPATH=src $(BIN)/lint-imports --no-logo
 
 bench: $(VENV)/.octavo-run ## time MODEL: one stream, then many requests at once
 	$(BIN)/octavo bench latency $(MODEL)

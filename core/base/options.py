@@ -170,15 +170,23 @@ def read_keys(values: Mapping[str, object], known: Mapping[str, Option], source:
 def read_environment(environ: Mapping[str, str], known: Mapping[str, Option]) -> dict[str, Any]:
     """The field values that OCTAVO_* variables set; an empty variable counts as absent.
 
+    Args:
+        environ: all environment variables.
+        known: every option that a variable may set.
+
     Raises:
-        ConfigError: a variable's value is wrong.
+        ConfigError: an unknown OCTAVO_* variable (the nearest one is offered) or a wrong value.
     """
     by_variable = {item.env: item for item in known.values()}
-    return {
-        by_variable[name].name: by_variable[name].convert(text, name)
-        for name, text in environ.items()
-        if name in by_variable and text
-    }
+    result = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENV_PREFIX) or not text:
+            continue
+        if variable not in by_variable:
+            raise ConfigError(f"unknown variable {variable!r}{did_you_mean(variable, by_variable)}", field=variable)
+        item = by_variable[variable]
+        result[item.name] = item.convert(text, variable)
+    return result
 
 
 def _text(value: object) -> str:

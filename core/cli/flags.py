@@ -78,7 +78,9 @@ def settings(
     path = getattr(args, "config", None)
     if path:
         result |= {name: Setting(value, path) for name, value in _read_file(path).items() if name in known}
-    result |= {name: Setting(value, known[name].env) for name, value in read_environment(environ, known).items()}
+    for name, value in read_environment(environ, _all_options()).items():
+        if name in known:
+            result[name] = Setting(value, known[name].env)
     for name, item in known.items():
         if hasattr(args, name):
             label = "MODEL" if name == "model" else item.flag
@@ -119,5 +121,9 @@ def _read_file(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path}: give 'key: value' lines, one per setting", field="config")
-    known = {name: item for config_class in CONFIGS for name, item in options_of(config_class).items()}
-    return read_keys(content, known, path)
+    return read_keys(content, _all_options(), path)
+
+
+def _all_options() -> dict[str, Option]:
+    """The options of the engine and the server: a file or an environment may serve both."""
+    return {name: item for config_class in CONFIGS for name, item in options_of(config_class).items()}
