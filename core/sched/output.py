@@ -1,6 +1,6 @@
 """What crosses the line between scheduler, model runner and engine. Immutable; a step says only what changed.
 
-    Scheduler.schedule() ── SchedulerOutput ──> runner ── ModelRunnerOutput ──> Scheduler.update() ── RequestDelta ──> engine
+    Scheduler.schedule() ── SchedulerOutput ──> runner ── ModelRunnerOutput ──> Scheduler.update() ── RequestDelta ─>
 
 The runner applies a SchedulerOutput in this order: forget finished_request_ids and preempted_request_ids; add
 new_requests; advance running; apply block_copies one after the other; only then write KV. An output without tokens
