@@ -12,7 +12,9 @@ chooses between them. A checkpoint owns its memory maps. It never unpickles and 
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     import torch
 
 CheckpointFormat = Literal["safetensors", "gguf"]
+
+FINGERPRINT_SAMPLES = 256
+FINGERPRINT_SAMPLE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ class Checkpoint(Protocol):
 
         Args:
             name: one of `names()`.
-            out: where to put it, contiguous, of the tensor's shape; values are rounded to its dtype.
+            out: where to put it, in host memory, contiguous, of the tensor's shape; values are rounded to its dtype.
                 None makes a tensor of the stored dtype (float32 for quantised types) that the caller may keep.
 
         Returns:
@@ -122,7 +127,7 @@ class Checkpoint(Protocol):
         ...
 
     def close(self) -> None:
-        """Release memory maps and threads; tensors already returned stay valid."""
+        """Release threads and open files; nothing can be read any more, but what was returned stays valid."""
         ...
 
 
@@ -161,3 +166,26 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, not a JSON object", field=path.name)
     return value
+
+
+def check_out(name: str, shape: tuple[int, ...], out: torch.Tensor) -> None:
+    """Refuse a buffer into which a tensor can't be read as it is; a mistake of the caller, not of the user."""
+    if tuple(out.shape) != shape or not out.is_contiguous():
+        raise ValueError(f"out for {name} must be contiguous of shape {shape}, not {tuple(out.shape)}")
+
+
+def fingerprint_files(paths: Iterable[Path]) -> str:
+    """A digest of each file's size, its first bytes and samples spread evenly over the rest.
+
+    Copies have the same digest; models of one shape that were trained differently differ in nearly every sample.
+    It is an identity for caches, not a proof against somebody who forges files.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        with path.open("rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            digest.update(size_bytes.to_bytes(8, "little"))
+            for sample in range(FINGERPRINT_SAMPLES):
+                file.seek(size_bytes * sample // FINGERPRINT_SAMPLES)
+                digest.update(file.read(FINGERPRINT_SAMPLE_BYTES))
+    return digest.hexdigest()
