@@ -17,6 +17,7 @@
 #include <arm_neon.h>
 #endif
 
+#include "attention_plan.h"
 #include "octavo_cpu.h"
 #include "pool.h"
 

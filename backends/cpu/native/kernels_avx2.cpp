@@ -13,6 +13,10 @@ namespace avx2 {
 #include "vec_avx2.h"
 #include "vec_math.h"
 #include "gemm.inc"
+#include "attention_tile.inc"
+#include "attention.inc"
+#include "rows.inc"
+#include "cache.inc"
 OCTAVO_TABLE("avx2")
 }  // namespace avx2
 }  // namespace octavo

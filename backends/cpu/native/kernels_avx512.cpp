@@ -13,6 +13,10 @@ namespace avx512 {
 #include "vec_avx512.h"
 #include "vec_math.h"
 #include "gemm.inc"
+#include "attention_tile.inc"
+#include "attention.inc"
+#include "rows.inc"
+#include "cache.inc"
 OCTAVO_TABLE("avx512")
 }  // namespace avx512
 }  // namespace octavo

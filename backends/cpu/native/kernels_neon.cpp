@@ -7,6 +7,10 @@ namespace neon {
 #include "vec_neon.h"
 #include "vec_math.h"
 #include "gemm.inc"
+#include "attention_tile.inc"
+#include "attention.inc"
+#include "rows.inc"
+#include "cache.inc"
 OCTAVO_TABLE("neon")
 }  // namespace neon
 }  // namespace octavo

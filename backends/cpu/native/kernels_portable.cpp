@@ -6,6 +6,10 @@ namespace portable {
 #include "vec_portable.h"
 #include "vec_math.h"
 #include "gemm.inc"
+#include "attention_tile.inc"
+#include "attention.inc"
+#include "rows.inc"
+#include "cache.inc"
 OCTAVO_TABLE("portable")
 }  // namespace portable
 }  // namespace octavo
