@@ -1,0 +1,153 @@
+"""The backend contract: the public surface for hardware vendors, and no more than this.
+
+Names are imported on first use, so that a plug-in can register and be probed without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo.core.backend.comm import Communicator, SingleRank
+    from octavo.core.backend.composites import Decomposition, decompositions
+    from octavo.core.backend.device import (
+        Capabilities,
+        DeviceBackend,
+        Event,
+        MemoryInfo,
+        PlainProgram,
+        Program,
+        StepBuffers,
+        StepFunction,
+    )
+    from octavo.core.backend.hookspecs import hookimpl
+    from octavo.core.backend.kv import AttentionMetadata, KVCache, KVCacheSpec, KVLayout, KVPool, torch_kv_view
+    from octavo.core.backend.ops import OP_NAMES, Epilogue, NormPrologue, Ops, PackedWeight, StepPlan
+    from octavo.core.backend.opset import OpChoice, OpSet
+    from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
+    from octavo.core.backend.reference.ops import ReferenceOps
+    from octavo.core.backend.reference.weight import PlainWeight
+    from octavo.core.backend.registry import (
+        API_VERSION,
+        Available,
+        BackendConfig,
+        BackendInfo,
+        BackendRegistry,
+        Refusal,
+    )
+    from octavo.core.backend.specs import (
+        AttentionSpec,
+        CacheSpec,
+        Gate,
+        GemmSpec,
+        GroupedGemmSpec,
+        LoraSpec,
+        OpSpec,
+        RowSpec,
+        ScaleKind,
+        Unsupported,
+        WeightSpec,
+    )
+
+_PUBLIC = {
+    "comm": ("Communicator", "SingleRank"),
+    "composites": ("Decomposition", "decompositions"),
+    "device": (
+        "Capabilities",
+        "DeviceBackend",
+        "Event",
+        "MemoryInfo",
+        "PlainProgram",
+        "Program",
+        "StepBuffers",
+        "StepFunction",
+    ),
+    "hookspecs": ("hookimpl",),
+    "kv": ("AttentionMetadata", "KVCache", "KVCacheSpec", "KVLayout", "KVPool", "torch_kv_view"),
+    "ops": ("OP_NAMES", "Epilogue", "NormPrologue", "Ops", "PackedWeight", "StepPlan"),
+    "opset": ("OpChoice", "OpSet"),
+    "quant": ("QuantFormat", "QuantScheme", "QuantizedTensor"),
+    "reference.ops": ("ReferenceOps",),
+    "reference.weight": ("PlainWeight",),
+    "registry": ("API_VERSION", "Available", "BackendConfig", "BackendInfo", "BackendRegistry", "Refusal"),
+    "specs": (
+        "AttentionSpec",
+        "CacheSpec",
+        "Gate",
+        "GemmSpec",
+        "GroupedGemmSpec",
+        "LoraSpec",
+        "OpSpec",
+        "RowSpec",
+        "ScaleKind",
+        "Unsupported",
+        "WeightSpec",
+    ),
+}
+_HOMES = {name: f"{__name__}.{module}" for module, names in _PUBLIC.items() for name in names}
+
+__all__ = [
+    "API_VERSION",
+    "OP_NAMES",
+    "AttentionMetadata",
+    "AttentionSpec",
+    "Available",
+    "BackendConfig",
+    "BackendInfo",
+    "BackendRegistry",
+    "CacheSpec",
+    "Capabilities",
+    "Communicator",
+    "Decomposition",
+    "DeviceBackend",
+    "Epilogue",
+    "Event",
+    "Gate",
+    "GemmSpec",
+    "GroupedGemmSpec",
+    "KVCache",
+    "KVCacheSpec",
+    "KVLayout",
+    "KVPool",
+    "LoraSpec",
+    "MemoryInfo",
+    "NormPrologue",
+    "OpChoice",
+    "OpSet",
+    "OpSpec",
+    "Ops",
+    "PackedWeight",
+    "PlainProgram",
+    "PlainWeight",
+    "Program",
+    "QuantFormat",
+    "QuantScheme",
+    "QuantizedTensor",
+    "ReferenceOps",
+    "Refusal",
+    "RowSpec",
+    "ScaleKind",
+    "SingleRank",
+    "StepBuffers",
+    "StepFunction",
+    "StepPlan",
+    "Unsupported",
+    "WeightSpec",
+    "decompositions",
+    "hookimpl",
+    "torch_kv_view",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home on first use, and keep it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

@@ -109,3 +109,28 @@ class AttentionMetadata:
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     block_size: int
+
+
+def torch_kv_view(pool: KVPool, spec: KVCacheSpec, layout: KVLayout) -> KVCache:
+    """A layer's view of a pool whose storage is a flat uint8 tensor of num_blocks * block_bytes.
+
+        one block:  | K part | V part | padding to block_bytes |      each part in the layout's order
+
+    Raises ValueError when the spec's blocks do not fit the pool's.
+    """
+    if spec.block_bytes > pool.block_bytes or pool.block_bytes % spec.dtype.itemsize:
+        raise ValueError(
+            f"blocks of {spec.block_bytes} bytes of {spec.dtype} do not fit a pool of blocks of {pool.block_bytes}"
+        )
+    block_stride = pool.block_bytes // spec.dtype.itemsize
+    storage: torch.Tensor = pool.storage
+    flat = storage[: pool.num_blocks * pool.block_bytes].view(spec.dtype)
+    S, K = spec.block_size, spec.num_kv_heads
+
+    def view(head_dim: int, offset: int) -> torch.Tensor:
+        slot, head = (head_dim, S * head_dim) if layout is KVLayout.HND else (K * head_dim, head_dim)
+        return flat.as_strided((pool.num_blocks, S, K, head_dim), (block_stride, slot, head, 1), offset)
+
+    key_NSKD = view(spec.head_dim, 0)
+    value_NSKD = view(spec.v_head_dim, S * K * spec.head_dim if spec.v_head_dim else 0)
+    return KVCache(spec, layout, pool.num_blocks, key_NSKD, value_NSKD, pool.storage)

@@ -53,7 +53,8 @@ class _Choice:
     spec: OpSpec
     implementation: Implementation
     reason: str = ""
-    own_share: float = 0.0  # of its parts, that the backend runs itself
+    own_share: float = 0.0  # how much of it the backend runs itself, from 0 to 1
+    splits: int = 0  # how often it was taken apart to get there
     decomposition: Decomposition | None = None
     call: OpCall | None = None
     calls: int = 0
@@ -127,9 +128,11 @@ class OpSet:
             return _Choice(op, spec, "own", own_share=1.0)
         best = _Choice(op, spec, "fallback", reason)
         for candidate in decompositions(op, spec):
-            share = sum(self._resolve(*part).own_share for part in candidate.parts) / len(candidate.parts)
-            if share > best.own_share:
-                best = _Choice(op, spec, "composite", reason, share, candidate)
+            parts = [self._resolve(*part) for part in candidate.parts]
+            share = sum(part.own_share for part in parts) / len(parts)
+            splits = 1 + sum(part.splits for part in parts)
+            if share > best.own_share or (share == best.own_share > 0 and splits < best.splits):
+                best = _Choice(op, spec, "composite", reason, share, splits, candidate)
         return best
 
     def _refusal(self, op: str, spec: OpSpec) -> str | None:

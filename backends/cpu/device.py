@@ -1,0 +1,156 @@
+"""CpuBackend: the host's processor and memory as a device. The engine alone talks to it.
+
+    CpuBackend ──┬── NativeContext   its threads and kernels (None without a compiler: the reference runs)
+                 ├── CpuOps          the kernels as ops
+                 └── KV pools        flat bytes, touched by the system page by page as blocks are first written
+
+Everything runs in the order of the calls, so events are done as soon as they are recorded and nothing is
+asynchronous. While own kernels work, torch keeps to one thread: its pool and theirs would fight for the same cores.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any, cast
+
+import torch
+
+from octavo.backends.cpu import native
+from octavo.backends.cpu.host import cpu_name, memory
+from octavo.backends.cpu.ops import CpuOps
+from octavo.backends.cpu.threads import default_num_threads
+from octavo.core.backend import (
+    BackendConfig,
+    Capabilities,
+    Communicator,
+    KVCache,
+    KVCacheSpec,
+    KVLayout,
+    KVPool,
+    MemoryInfo,
+    Ops,
+    PlainProgram,
+    Program,
+    SingleRank,
+    StepBuffers,
+    StepFunction,
+    torch_kv_view,
+)
+from octavo.core.base.errors import BackendUnavailable, ConfigError
+
+KV_LAYOUT = KVLayout.HND
+"""One head's keys of a block lie side by side, which is what a core reads when it works on one head."""
+
+GIB = 2**30
+
+
+class CpuEvent:
+    """A point that was passed when it was recorded."""
+
+    def wait(self) -> None:
+        return
+
+    def done(self) -> bool:
+        return True
+
+
+class CpuBackend:
+    """The CPU as a DeviceBackend. See the contract in core/backend/device.py."""
+
+    name = "cpu"
+
+    def __init__(self, config: BackendConfig) -> None:
+        """Raises ConfigError for an impossible thread count, BackendUnavailable when the kernels don't build."""
+        num_threads = config.num_threads or default_num_threads()
+        library = native.load()
+        self._context = native.NativeContext(library, num_threads) if library is not None else None
+        self._torch_threads = torch.get_num_threads()
+        torch.set_num_threads(1 if self._context is not None else num_threads)
+        self._pool_bytes = 0
+        self.device = torch.device("cpu")
+        self.ops = cast(Ops, CpuOps(self._context))
+        self.capabilities = _capabilities(self._context)
+
+    def memory_info(self) -> MemoryInfo:
+        free, total = memory()
+        return MemoryInfo(free, total)
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def from_host(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        if out is None:
+            return x.clone()
+        out[: x.shape[0]].copy_(x)
+        return out[: x.shape[0]]
+
+    def to_host(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    def allocate_kv_pool(self, num_blocks: int, block_bytes: int) -> KVPool:
+        """Raises ConfigError when it and the pools before it don't fit the memory that is free now."""
+        nbytes = num_blocks * block_bytes
+        free = self.memory_info().free_bytes
+        # The system hands out pages only when they are written: pools that are still empty look free.
+        wanted = self._pool_bytes + nbytes
+        if wanted > free:
+            raise ConfigError(
+                f"KV pools of {wanted / GIB:.2f} GiB do not fit: {free / GIB:.2f} GiB of memory are free; "
+                "lower num_kv_blocks or kv_cache_memory_bytes",
+                field="num_kv_blocks",
+            )
+        try:
+            storage = torch.empty(nbytes, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the system refuses {nbytes / GIB:.2f} GiB for a KV pool: {error}; lower num_kv_blocks",
+                field="num_kv_blocks",
+            ) from error
+        self._pool_bytes = wanted
+        return KVPool(num_blocks, block_bytes, storage)
+
+    def kv_view(self, pool: KVPool, spec: KVCacheSpec) -> KVCache:
+        return torch_kv_view(pool, spec, KVLayout.MLA if spec.v_head_dim == 0 else KV_LAYOUT)
+
+    def compile(self, step: StepFunction, bucket: int | None, buffers: StepBuffers | None) -> Program:
+        return PlainProgram(step)
+
+    def record_event(self) -> CpuEvent:
+        return CpuEvent()
+
+    def synchronize(self) -> None:
+        return
+
+    def export_memory(self, pool: KVPool) -> Any:
+        return None
+
+    def communicator(self, rank: int, world_size: int, address: str) -> Communicator:
+        """Raises BackendUnavailable for a group of more than one rank."""
+        if world_size != 1:
+            raise BackendUnavailable(
+                f"backend cpu runs one rank and was asked for {world_size}; set tensor_parallel_size to 1",
+                field="tensor_parallel_size",
+            )
+        return SingleRank()
+
+    def close(self) -> None:
+        if self._context is not None:
+            self._context.close()
+        if self._torch_threads:
+            torch.set_num_threads(self._torch_threads)
+            self._torch_threads = 0
+        self._pool_bytes = 0
+
+
+def _capabilities(context: native.NativeContext | None) -> Capabilities:
+    return Capabilities(
+        device_name=cpu_name(),
+        arch=f"{platform.machine()} {context.isa if context is not None else 'torch'}",
+        # Few CPUs multiply 16-bit floats fast: store them, widen in registers, compute in fp32.
+        activation_dtype=dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float32),
+        default_dtype=torch.float32,
+        kv_dtypes=(torch.float32, torch.bfloat16, torch.float16),
+        total_memory_bytes=memory()[1],
+        default_max_num_batched_tokens=512,
+        batch_invariant=context is not None,
+    )

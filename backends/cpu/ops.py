@@ -1,0 +1,47 @@
+"""CpuOps: the CPU's own ops, put together from groups of native kernels.
+
+    gemm.py         gemm, embed, prepare_weight
+    attention.py    attention and the KV cache
+    elementwise.py  norm, rotary, gated activation
+
+A group answers `supports(op, spec)` for its ops and has a method for each. CpuOps takes those methods as attributes of
+its own, so that a call costs nothing extra, and an op that no group brings is absent, by which OpSet knows. Without
+the native library there are no groups: every op falls back to the reference.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from octavo.backends.cpu.gemm import GemmOps
+from octavo.backends.cpu.native import NativeContext
+from octavo.core.backend.specs import OpSpec, Unsupported
+
+
+class KernelGroup(Protocol):
+    """Some ops of the CPU over one part of the native library."""
+
+    def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
+        """None when the group runs `op` at `spec`; asked only for its own ops."""
+
+
+class CpuOps:
+    """The native ops of one CPU backend. Which methods it has depends on what could be built."""
+
+    def __init__(self, context: NativeContext | None) -> None:
+        self._groups: dict[str, KernelGroup] = {}
+        if context is not None:
+            self._take(GemmOps(context), ops=("gemm", "embed"), besides=("prepare_weight",))
+
+    def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
+        """None when a native kernel runs `op` at `spec`, else why not."""
+        group = self._groups.get(op)
+        if group is None:
+            return Unsupported(f"cpu has no native {op}")
+        return group.supports(op, spec)
+
+    def _take(self, group: KernelGroup, *, ops: tuple[str, ...], besides: tuple[str, ...] = ()) -> None:
+        """Adopt a group's methods: its ops, and what else of the Ops protocol it implements."""
+        self._groups |= dict.fromkeys(ops, group)
+        for name in (*ops, *besides):
+            setattr(self, name, getattr(group, name))

@@ -1,0 +1,294 @@
+"""Who can run a model here: finds backends, asks them, chooses one, and explains every refusal.
+
+    discover()  entry points "octavo.backends" + octavo/backends/*/plugin.py (an uninstalled tree has no entry points)
+       │        each plug-in's hook adds BackendInfo records: plain data, nothing of the backend is imported yet
+    probe(name) imports only the cheap probe         ─► Available(detail) | Refusal(reason, remedy)
+    choose(…)   one backend, by name or "auto"       ─► BackendInfo, or BackendUnavailable that says why
+    create(…)   imports the factory, for the first time ─► DeviceBackend
+
+Imports no torch, so that `octavo backends` answers at once. Whatever a plug-in does wrong is an error that names its
+package and a remedy; nothing is skipped silently, and no backend silently becomes another.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+import pkgutil
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from octavo.core.backend import hookspecs
+from octavo.core.backend.options import parse_options
+from octavo.core.base.errors import BackendUnavailable, OctavoError
+
+if TYPE_CHECKING:
+    from octavo.core.backend.device import DeviceBackend
+
+log = logging.getLogger(__name__)
+
+API_VERSION = 1
+"""Version of the public surface `octavo.core.backend`. A registry loads this one and the one before it."""
+
+AUTO = "auto"
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """A probe's yes, with a line about the device."""
+
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A probe's no: why, and what would help."""
+
+    reason: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    """What a factory is told.
+
+    Attributes:
+        num_threads: host threads to compute with; None: as many as the process may use.
+        deterministic: the same request must give the same bits, whatever shares its batch.
+        options: an instance of the options dataclass; None for a backend without options.
+    """
+
+    num_threads: int | None = None
+    deterministic: bool = False
+    options: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendInfo:
+    """A backend as its package describes it. "module:attribute" strings keep it free of imports.
+
+    Attributes:
+        name: its identity: lower case, digits, "-" and "_".
+        api_version: the version of `octavo.core.backend` that it was written against.
+        distribution: the package that brings it, as pip knows it.
+        probe: `() -> Available | Refusal`; cheap, and imports no torch.
+        factory: `(BackendConfig) -> DeviceBackend`.
+        priority: "auto" takes the available backend of highest priority.
+        layer_overrides: name of a core layer -> a class that replaces it.
+        options: dataclass of its `--backend-option`s.
+    """
+
+    name: str
+    api_version: int
+    distribution: str
+    probe: str
+    factory: str
+    priority: int = 0
+    layer_overrides: Mapping[str, str] = field(default_factory=dict)
+    options: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name == AUTO:
+            raise ValueError(f'name is {self.name!r}; it must match {_NAME.pattern} and not be "{AUTO}"')
+        for key, kind in (("api_version", int), ("priority", int), ("distribution", str)):
+            if not isinstance(getattr(self, key), kind):
+                raise ValueError(f"{key} of backend {self.name} is {getattr(self, key)!r}; it must be {kind.__name__}")
+        references = {"probe": self.probe, "factory": self.factory}
+        references |= {f"layer_overrides[{k!r}]": v for k, v in self.layer_overrides.items()}
+        if self.options is not None:
+            references["options"] = self.options
+        for key, value in references.items():
+            if not isinstance(value, str) or not _REFERENCE.fullmatch(value):
+                raise ValueError(f'{key} of backend {self.name} is {value!r}; it must have the form "module:attribute"')
+        object.__setattr__(self, "layer_overrides", MappingProxyType(dict(self.layer_overrides)))
+
+
+class BackendRegistry:
+    """The backends known to this process. Made by its user; there is no global one."""
+
+    def __init__(self, *, api_version: int = API_VERSION) -> None:
+        self._api_version = api_version
+        self._infos: dict[str, BackendInfo] = {}
+        self._plugins = pluggy.PluginManager(hookspecs.PROJECT)
+        self._plugins.add_hookspecs(hookspecs)
+        # Historic: from now on every plug-in's hook runs at the moment the plug-in is registered.
+        self._plugins.hook.register_backends.call_historic(kwargs={"registry": self})
+
+    @classmethod
+    def discover(cls) -> BackendRegistry:
+        """A registry of all installed and built-in backends. Raises BackendUnavailable for a faulty plug-in."""
+        registry = cls()
+        for point in importlib.metadata.entry_points(group=hookspecs.ENTRY_POINT_GROUP):
+            package = point.dist.name if point.dist is not None else point.value
+            registry.register(_load_plugin(package, point.load), package)
+        for module in _built_in_plugins():
+            registry.register(_load_plugin("octavo", functools.partial(importlib.import_module, module)), "octavo")
+        return registry
+
+    def register(self, plugin: object, package: str) -> None:
+        """Let one plug-in add its backends; a plug-in that is already here is left alone.
+
+        Raises BackendUnavailable, naming the package, when its hook is missing, mistyped or fails.
+        """
+        if self._plugins.is_registered(plugin):
+            return
+        try:
+            self._plugins.register(plugin)
+            self._plugins.check_pending()
+        except OctavoError:
+            raise
+        except Exception as error:
+            raise _faulty(package, str(error)) from error
+        if not self._plugins.get_hookcallers(plugin):
+            raise _faulty(package, "it has no @hookimpl named register_backends")
+
+    def add(self, info: BackendInfo) -> None:
+        """Take in one backend; plug-ins call this. Raises BackendUnavailable for a name or version that can't be."""
+        oldest = max(1, self._api_version - 1)
+        if not oldest <= info.api_version <= self._api_version:
+            versions = " and ".join(str(v) for v in range(oldest, self._api_version + 1))
+            wanted = "octavo" if info.api_version > self._api_version else info.distribution
+            raise BackendUnavailable(
+                f"backend {info.name} of package {info.distribution} was written for backend API {info.api_version}; "
+                f"this Octavo loads {versions}: upgrade {wanted}"
+            )
+        other = self._infos.get(info.name)
+        if other is not None:
+            raise BackendUnavailable(
+                f"packages {other.distribution} and {info.distribution} both bring a backend named {info.name}: "
+                "uninstall one of them"
+            )
+        self._infos[info.name] = info
+
+    def infos(self) -> tuple[BackendInfo, ...]:
+        """All backends, in the order in which "auto" considers them."""
+        return tuple(sorted(self._infos.values(), key=lambda info: (-info.priority, info.name)))
+
+    def info(self, name: str) -> BackendInfo:
+        """The record of a name. Raises BackendUnavailable, offering the nearest, when there is none."""
+        if name in self._infos:
+            return self._infos[name]
+        nearest = difflib.get_close_matches(name, self._infos, n=1)
+        hint = f"did you mean {nearest[0]}? " if nearest else ""
+        known = ", ".join(info.name for info in self.infos()) or "none"
+        raise BackendUnavailable(f"there is no backend {name!r}: {hint}known here: {AUTO}, {known}", field="backend")
+
+    def probe(self, name: str) -> Available | Refusal:
+        """Ask a backend whether it can run here. A probe that fails is a Refusal naming the package."""
+        info = self.info(name)
+        try:
+            answer = resolve(info.probe)()
+        except Exception as error:
+            return Refusal(
+                f"the probe of package {info.distribution} failed: {type(error).__name__}: {error}",
+                f"reinstall or report {info.distribution}",
+            )
+        if not isinstance(answer, Available | Refusal):
+            return Refusal(
+                f"the probe of package {info.distribution} returned {answer!r}, neither Available nor Refusal",
+                f"report it to the authors of {info.distribution}",
+            )
+        return answer
+
+    def choose(self, name: str = AUTO) -> BackendInfo:
+        """The named backend if it can run here, or for "auto" the available one of highest priority.
+
+        Raises BackendUnavailable with each probe's reason.
+        """
+        if name != AUTO:
+            info, answer = self.info(name), self.probe(name)
+            if isinstance(answer, Refusal):
+                raise BackendUnavailable(f"backend {name} can't run here: {answer}", field="backend")
+            return info
+        refusals: list[str] = []
+        for info in self.infos():
+            answer = self.probe(info.name)
+            if isinstance(answer, Available):
+                skipped = f"; not {', not '.join(refusals)}" if refusals else ""
+                log.info("backend auto: %s (%s)%s", info.name, answer.detail, skipped)
+                return info
+            refusals.append(f"{info.name} ({answer})")
+        raise BackendUnavailable(f"no backend can run here: {', '.join(refusals) or 'none is known'}", field="backend")
+
+    def create(
+        self,
+        info: BackendInfo,
+        options: Mapping[str, str] | None = None,
+        *,
+        num_threads: int | None = None,
+        deterministic: bool = False,
+    ) -> DeviceBackend:
+        """Make the device. `options` are the texts of `--backend-option key=value`.
+
+        Raises ConfigError for a wrong option, BackendUnavailable when the factory fails.
+        """
+        options_type = _guarded(info, "options", info.options) if info.options is not None else None
+        parsed = parse_options(info.name, options_type, options or {})
+        factory = _guarded(info, "factory", info.factory)
+        config = BackendConfig(num_threads=num_threads, deterministic=deterministic, options=parsed)
+        try:
+            backend: DeviceBackend = factory(config)
+        except OctavoError:
+            raise
+        except Exception as error:
+            raise BackendUnavailable(
+                f"backend {info.name} of package {info.distribution} failed to start: {type(error).__name__}: {error}",
+                field="backend",
+            ) from error
+        return backend
+
+
+def resolve(reference: str) -> Callable[..., Any]:
+    """The object that "module:attribute" names. Raises ImportError or AttributeError."""
+    module, _, attribute = reference.partition(":")
+    value: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        value = getattr(value, part)
+    return value  # type: ignore[no-any-return]
+
+
+def _guarded(info: BackendInfo, key: str, reference: str) -> Any:
+    """`resolve` for a chosen backend, where a failure is the user's to see."""
+    try:
+        return resolve(reference)
+    except Exception as error:
+        raise BackendUnavailable(
+            f"backend {info.name}: {key} {reference} of package {info.distribution} can't be imported: {error}; "
+            f"reinstall {info.distribution}",
+            field="backend",
+        ) from error
+
+
+def _load_plugin(package: str, load: Callable[[], object]) -> object:
+    try:
+        return load()
+    except Exception as error:
+        raise _faulty(package, f"{type(error).__name__}: {error}") from error
+
+
+def _faulty(package: str, fault: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"the backend plug-in of package {package} is faulty: {fault}; fix or uninstall {package}"
+    )
+
+
+def _built_in_plugins() -> list[str]:
+    """Names of the octavo.backends.*.plugin modules of this tree."""
+    backends = importlib.import_module("octavo.backends")
+    names = [f"{backends.__name__}.{m.name}.plugin" for m in pkgutil.iter_modules(backends.__path__) if m.ispkg]
+    return [name for name in names if importlib.util.find_spec(name) is not None]
