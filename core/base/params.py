@@ -60,6 +60,7 @@ class SamplingParams:
         logit_bias: token id -> addend in [-100, 100].
         allowed_token_ids: only these ids may be sampled.
         bad_words: strings that must not appear, in any tokenisation with or without a leading space.
+        bad_words_token_ids: the same as token sequences; where a tokenizer is there, bad_words are added to it.
         skip_special_tokens: leave special tokens out of the text.
         logits_processors: callables applied in order to a request's row; in-process engines only.
     """
@@ -84,6 +85,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
     logits_processors: tuple[LogitsProcessor, ...] = ()
 
@@ -93,6 +95,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         for name in ("stop_token_ids", "bad_words", "logits_processors"):
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+        object.__setattr__(self, "bad_words_token_ids", tuple(tuple(ids) for ids in self.bad_words_token_ids or ()))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in (self.logit_bias or {}).items()})
@@ -148,7 +151,7 @@ class SamplingParams:
             raise InvalidRequest(
                 "allowed_token_ids is empty; leave it out or name at least one id", field="allowed_token_ids"
             )
-        if any(not isinstance(word, str) or not word for word in self.bad_words):
+        if any(not isinstance(word, str) or not word for word in self.bad_words) or not all(self.bad_words_token_ids):
             raise InvalidRequest("bad_words must be non-empty strings", field="bad_words")
 
     def validate(self, vocab_size: int) -> None:
@@ -157,8 +160,14 @@ class SamplingParams:
         Raises:
             InvalidRequest: naming the field and the valid range.
         """
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
-            for token_id in getattr(self, name) or ():
+        bad_ids = tuple(token_id for sequence in self.bad_words_token_ids for token_id in sequence)
+        for name, ids in (
+            ("logit_bias", self.logit_bias),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("stop_token_ids", self.stop_token_ids),
+            ("bad_words_token_ids", bad_ids),
+        ):
+            for token_id in ids:
                 if not 0 <= token_id < vocab_size:
                     raise InvalidRequest(
                         f"{name} has token id {token_id}, outside the vocabulary 0..{vocab_size - 1}", field=name
