@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import ConfigError
 from octavo.core.base.host import usable_cores
-from octavo.core.cli.bench_peer import Peer
+from octavo.core.cli.bench_peer import Peer, peer_command
 from octavo.core.cli.bench_workload import Workload, default_workload, read_workload
 from octavo.core.cli.flags import add_config_flags, add_model, engine_config, engine_keywords
 
@@ -75,7 +75,7 @@ def _measure(config: EngineConfig, workload: Workload, args: argparse.Namespace)
         started = time.perf_counter()
         llm = stack.enter_context(LLM(**engine_keywords(config)))
         load_seconds = time.perf_counter() - started
-        peers = [stack.enter_context(Peer(text, args.workload)) for text in args.peer]
+        peers = [stack.enter_context(Peer(*peer_command(text), [args.workload])) for text in args.peer]
         llm.generate([[100] * 32], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
         runs: list[Result] = []
         peer_runs: dict[str, list[Result]] = {peer.name: [] for peer in peers}

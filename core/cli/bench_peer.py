@@ -17,6 +17,7 @@ import select
 import shlex
 import subprocess
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import IO, Any, Self
 
@@ -25,30 +26,50 @@ from octavo.core.base.errors import ConfigError, RequestFailed
 START_SECONDS, TURN_SECONDS = 600.0, 1800.0
 
 
+def peer_command(text: str) -> tuple[str, list[str]]:
+    """Split NAME=COMMAND, as given to --peer, into the name and the command's words.
+
+    Raises:
+        ConfigError: there is no name or no command.
+    """
+    name, _, command = text.partition("=")
+    if not name or not command.strip():
+        raise ConfigError(f"--peer {text!r}: give NAME=COMMAND", field="peer")
+    return name, shlex.split(command)
+
+
 class Peer:
     """One running peer. Use it as a context manager: leaving ends the process.
 
     Args:
-        text: NAME=COMMAND, as given to --peer.
-        workload_path: the file that both sides serve.
+        name: for reports and errors.
+        command: the words that start it, without the two arguments above.
+        workload_paths: the files that both sides serve.
+        log: where its stderr goes; the caller's own by default.
 
     Raises:
         ConfigError: the command can't be started.
     """
 
-    def __init__(self, text: str, workload_path: str) -> None:
-        self.name, _, command = text.partition("=")
-        if not self.name or not command.strip():
-            raise ConfigError(f"--peer {text!r}: give NAME=COMMAND", field="peer")
-        words = [*shlex.split(command), "--resident", "--workloads", workload_path]
+    def __init__(
+        self, name: str, command: Sequence[str], workload_paths: Sequence[str], log: IO[bytes] | None = None
+    ) -> None:
+        self.name = name
+        words = [*command, "--resident", "--workloads", *workload_paths]
         try:
-            self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0
+            )
         except OSError as error:
-            raise ConfigError(f"--peer {self.name}: {words[0]}: {error.strerror}", field="peer") from None
+            raise ConfigError(f"peer {name}: {words[0]}: {error.strerror}", field="peer") from None
         self._unread = b""
 
     def __enter__(self) -> Self:
-        self._wait("READY", START_SECONDS)
+        try:
+            self._wait("READY", START_SECONDS)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
@@ -67,7 +88,10 @@ class Peer:
             RequestFailed: the peer is gone, silent for too long, or left tokens out.
         """
         pipe: IO[bytes] = self._process.stdin  # type: ignore[assignment]
-        pipe.write(workload_name.encode() + b"\n")
+        try:
+            pipe.write(workload_name.encode() + b"\n")
+        except BrokenPipeError:
+            raise RequestFailed(f"peer {self.name} ended between two turns") from None
         result: dict[str, Any] = json.loads(self._wait("RESULT ", TURN_SECONDS))
         if not result.get("complete"):
             raise RequestFailed(f"peer {self.name} did not generate every token of {workload_name}; no ratio is due")

