@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from octavo.core.backend.hookspecs import hookimpl
     from octavo.core.backend.kv import AttentionMetadata, KVCache, KVCacheSpec, KVLayout, KVPool, torch_kv_view
+    from octavo.core.backend.meta import OutputShape, output_shapes
     from octavo.core.backend.ops import OP_NAMES, Epilogue, NormPrologue, Ops, PackedWeight, StepPlan
     from octavo.core.backend.opset import OpChoice, OpSet
     from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
@@ -65,6 +66,7 @@ _PUBLIC = {
     ),
     "hookspecs": ("hookimpl",),
     "kv": ("AttentionMetadata", "KVCache", "KVCacheSpec", "KVLayout", "KVPool", "torch_kv_view"),
+    "meta": ("OutputShape", "output_shapes"),
     "ops": ("OP_NAMES", "Epilogue", "NormPrologue", "Ops", "PackedWeight", "StepPlan"),
     "opset": ("OpChoice", "OpSet"),
     "quant": ("QuantFormat", "QuantScheme", "QuantizedTensor"),
@@ -117,6 +119,7 @@ __all__ = [
     "OpSet",
     "OpSpec",
     "Ops",
+    "OutputShape",
     "PackedWeight",
     "PlainProgram",
     "PlainWeight",
@@ -136,6 +139,7 @@ __all__ = [
     "WeightSpec",
     "decompositions",
     "hookimpl",
+    "output_shapes",
     "torch_kv_view",
 ]
 

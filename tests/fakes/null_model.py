@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from octavo.core.backend import AttentionMetadata, KVCache, KVCacheSpec, StepBuffers
+from octavo.core.models.base import ModelConfig, ParameterCount
 
 NULL_ARCHITECTURE = "NullForCausalLM"
 PEAK = 10.0
@@ -33,17 +34,6 @@ def continuation(prompt: Sequence[int], count: int, vocab_size: int) -> list[int
     for _ in range(count):
         tokens.append(next_token(tokens[-1], len(tokens) - 1, vocab_size))
     return tokens[len(prompt) :]
-
-
-@dataclass(frozen=True, slots=True)
-class NullCounts:
-    """Elements of its parameters: none."""
-
-    stored: int = 0
-    fp32: int = 0
-
-    def nbytes(self, dtype: torch.dtype) -> int:
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +58,8 @@ class NullConfig:
     def kv_specs(self, kv_dtype: torch.dtype, block_size: int) -> tuple[KVCacheSpec, ...]:
         return tuple(KVCacheSpec(1, 4, 4, kv_dtype, block_size, window) for window in self.windows)
 
-    def parameter_count(self) -> NullCounts:
-        return NullCounts()
+    def parameter_count(self) -> ParameterCount:
+        return ParameterCount(stored=0, fp32=0)
 
 
 class NullModel:
@@ -84,7 +74,7 @@ class NullModel:
         kv_dtype: torch.dtype = torch.float32,
         block_size: int = 16,
     ) -> None:
-        self.config = config or NullConfig()
+        self.config: ModelConfig = config or NullConfig()
         self.vocab_size = self.config.vocab_size
         self.max_position = self.config.max_position
         self._kv_specs = self.config.kv_specs(kv_dtype, block_size)

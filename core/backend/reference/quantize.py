@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from octavo.core.backend.meta import CODE_DTYPE
 from octavo.core.backend.quant import QuantFormat, QuantScheme
 from octavo.core.backend.reference.numeric import accumulator, rounded
 from octavo.core.base.errors import UnsupportedOp
@@ -13,13 +14,6 @@ LARGEST_CODE = {
     QuantFormat.INT4: 7.0,
     QuantFormat.FP8_E4M3FN: 448.0,
     QuantFormat.FP8_E4M3FNUZ: 240.0,
-}
-
-CODE_DTYPE = {
-    QuantFormat.INT8: torch.int8,
-    QuantFormat.INT4: torch.int8,
-    QuantFormat.FP8_E4M3FN: torch.float8_e4m3fn,
-    QuantFormat.FP8_E4M3FNUZ: torch.float8_e4m3fnuz,
 }
 
 
