@@ -1,0 +1,231 @@
+"""A conversation to the one string, and then the token ids, that a model was trained to read.
+
+    messages ──content parts joined, checked──▶ template (jinja2, sandboxed) ──text──▶ ids with one BOS
+
+Templates come with the model and are not trusted: they run in jinja2's immutable sandbox, see only what they are
+given, and are bounded in size, output and time. Whatever goes wrong while one renders is the request's fault
+(InvalidRequest), with the template's own words where it has any: a template may refuse a conversation.
+
+Content given as a list of parts: a template that reads parts itself (it renders one text part exactly as it renders
+the same plain string) gets the list; for all others the texts are joined with a line feed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from octavo.core.base.errors import CheckpointError, InvalidRequest
+from octavo.core.text.tokenizer import Tokenizer
+
+MAX_TEMPLATE_CHARS = 1_000_000
+MAX_RENDERED_CHARS = 64_000_000
+MAX_RENDER_SECONDS = 10.0
+PART_SEPARATOR = "\n"
+"""Put between the text parts of a message for templates that take plain strings."""
+
+Message = Mapping[str, Any]
+"""OpenAI's chat message: role, content (a string, None or a list of parts), and what the template knows besides."""
+
+
+class ChatTemplate:
+    """A model's chat template, compiled.
+
+    Args:
+        source: jinja source.
+        special_tokens: role -> token; the template sees them as variables (`bos_token`, …).
+        now: the clock behind `strftime_now`.
+
+    Raises:
+        CheckpointError: the source is too long or not valid jinja.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], *, now: Callable[[], datetime] = datetime.now
+    ) -> None:
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise CheckpointError(
+                f"the chat template has {len(source)} characters; the limit is {MAX_TEMPLATE_CHARS}",
+                field="chat_template",
+            )
+        try:
+            self._template = _environment(now).from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(
+                f"the chat template is not valid jinja, line {error.lineno}: {error.message}", field="chat_template"
+            ) from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Write out a conversation.
+
+        Args:
+            messages: oldest first, at least one.
+            add_generation_prompt: end with the words that begin the assistant's turn.
+            tools: OpenAI's tool definitions.
+            variables: further variables of the template (`enable_thinking`, …).
+
+        Raises:
+            InvalidRequest: a message is malformed, or the template refuses or fails.
+        """
+        if not messages:
+            raise InvalidRequest("messages is empty; give at least one message", field="messages")
+        checked = [self._prepare(i, message) for i, message in enumerate(messages)]
+        return self._run(
+            **(variables or {}),
+            **self._special_tokens,
+            messages=checked,
+            add_generation_prompt=add_generation_prompt,
+            tools=list(tools) if tools else None,
+        )
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether the template reads lists of content parts itself."""
+        probe = "content probe"
+        try:
+            plain, parts = (
+                self._run(
+                    **self._special_tokens,
+                    messages=[{"role": "user", "content": content}],
+                    add_generation_prompt=False,
+                    tools=None,
+                )
+                for content in (probe, [{"type": "text", "text": probe}])
+            )
+        except InvalidRequest:
+            return False
+        return plain == parts
+
+    def _prepare(self, index: int, message: Message) -> dict[str, Any]:
+        """A message as the template gets it: a role, and content it can read."""
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequest(
+                f"messages[{index}] has no role; give system, user, assistant or tool", field=f"messages[{index}].role"
+            )
+        content = message.get("content")
+        if content is None:
+            content = ""
+        elif isinstance(content, (list, tuple)):
+            texts = [_part_text(part, f"messages[{index}].content[{i}]") for i, part in enumerate(content)]
+            if self.takes_parts:
+                content = [{"type": "text", "text": text} for text in texts]
+            else:
+                content = PART_SEPARATOR.join(texts)
+        elif not isinstance(content, str):
+            raise InvalidRequest(
+                f"messages[{index}].content is a {type(content).__name__}; give a string or a list of text parts",
+                field=f"messages[{index}].content",
+            )
+        return {**message, "content": content}
+
+    def _run(self, **variables: Any) -> str:
+        deadline = time.monotonic() + MAX_RENDER_SECONDS
+        pieces: list[str] = []
+        length = 0
+        try:
+            for piece in self._template.generate(**variables):
+                pieces.append(piece)
+                length += len(piece)
+                if length > MAX_RENDERED_CHARS or time.monotonic() > deadline:
+                    raise InvalidRequest(
+                        f"the chat template wrote more than {MAX_RENDERED_CHARS} characters or ran longer than "
+                        f"{MAX_RENDER_SECONDS:g} s on these messages; shorten them",
+                        field="messages",
+                    )
+        except InvalidRequest:
+            raise
+        except Exception as error:  # a template can fail in any way Python can
+            cause = str(error).strip() or type(error).__name__
+            raise InvalidRequest(f"the chat template rejected the messages: {cause}", field="messages") from error
+        return "".join(pieces)
+
+
+def chat_template_of(tokenizer: Tokenizer) -> ChatTemplate:
+    """The chat template of a model.
+
+    Raises:
+        InvalidRequest: the model has none.
+        CheckpointError: it has one that can't be used.
+    """
+    if tokenizer.chat_template is None:
+        raise InvalidRequest("this model has no chat template; use completions", field="messages")
+    return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+
+
+def encode_chat(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of a rendered conversation, with exactly one BOS where the tokenizer adds one, however many
+    the template wrote; a tokenizer that adds none takes the text as it is."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    bos = tokenizer.bos_token_id
+    if not tokenizer.adds_bos or bos is None:
+        return ids
+    start = next((i for i, token_id in enumerate(ids) if token_id != bos), len(ids))
+    return [bos, *ids[start:]]
+
+
+def _part_text(part: Any, where: str) -> str:
+    """The text of one content part."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        text: str = part["text"]
+        return text
+    raise InvalidRequest(
+        f"{where} is of type {kind!r}; this model takes text only: give {{'type': 'text', 'text': …}}", field=where
+    )
+
+
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    """The environment that published chat templates expect."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda fmt: now().strftime(fmt)
+    return environment
+
+
+class _GenerationTag(Extension):
+    """`{% generation %} … {% endgeneration %}` marks the assistant's words for training; here it only shows them."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Scope:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes of jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
