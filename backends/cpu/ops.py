@@ -1,7 +1,8 @@
 """CpuOps: the CPU's own ops, put together from groups of native kernels.
 
     gemm.py         gemm, embed, prepare_weight
-    attention.py    attention and the KV cache
+    attention.py    plan, attention over paged and contiguous keys, merge
+    cache.py        writes into the KV cache, moves of blocks
     elementwise.py  norm, rotary, gated activation
 
 A group answers `supports(op, spec)` for its ops and has a method for each. CpuOps takes those methods as attributes of
@@ -13,6 +14,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from octavo.backends.cpu.attention import AttentionOps
+from octavo.backends.cpu.cache import CacheOps
+from octavo.backends.cpu.elementwise import ElementwiseOps
 from octavo.backends.cpu.gemm import GemmOps
 from octavo.backends.cpu.native import NativeContext
 from octavo.core.backend.specs import OpSpec, Unsupported
@@ -32,6 +36,14 @@ class CpuOps:
         self._groups: dict[str, KernelGroup] = {}
         if context is not None:
             self._take(GemmOps(context), ops=("gemm", "embed"), besides=("prepare_weight",))
+            self._take(ElementwiseOps(context), ops=("rms_norm", "act_mul", "rotary"))
+            self._take(
+                CacheOps(context),
+                ops=("write_kv", "rope_write_kv", "copy_blocks", "gather_blocks", "scatter_blocks"),
+            )
+            self._take(
+                AttentionOps(context), ops=("paged_attention", "attention", "merge_attention"), besides=("plan",)
+            )
 
     def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
         """None when a native kernel runs `op` at `spec`, else why not."""

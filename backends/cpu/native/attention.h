@@ -17,14 +17,14 @@ typedef struct PagedAttentionArgs {
     const void *k, *v;           /* [N, S, K, D], [N, S, K, Dv] of kv_dtype */
     float *out;                  /* [T, H, Dv] */
     float *lse;                  /* [T, H], natural log, sinks included, or NULL */
+    const float *sinks;          /* [H] or NULL */
+    const float *alibi_slopes;   /* [H] or NULL */
     const int32_t *query_start;  /* [B + 1], rows of q */
     const int32_t *seq_lens;     /* [B], keys of a request; NULL with kv_start */
     const int32_t *block_table;  /* [B, table_width]; NULL with kv_start */
     const int32_t *kv_start;     /* [B + 1], rows of contiguous k and v, or NULL */
-    const float *sinks;          /* [H] or NULL */
-    const float *alibi_slopes;   /* [H] or NULL */
-    int64_t num_requests, num_heads, num_kv_heads, head_dim, v_head_dim, block_size;
-    int64_t table_width, table_stride;
+    int64_t num_requests, table_width, table_stride, block_size;
+    int64_t num_heads, num_kv_heads, head_dim, v_head_dim;
     int64_t q_stride_t, q_stride_h;
     int64_t out_stride_t, out_stride_h;
     int64_t lse_stride_t;

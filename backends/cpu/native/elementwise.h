@@ -46,18 +46,17 @@ typedef struct WriteKvArgs {
     const float *k, *v;       /* [T, K, D], [T, K, Dv] */
     void *key, *value;        /* [N, S, K, D], [N, S, K, Dv] of kv_dtype */
     const int64_t *slots;     /* [T] */
-    int64_t num_tokens, num_kv_heads, head_dim, v_head_dim, num_blocks, block_size;
-    int64_t k_stride_t, k_stride_h, v_stride_t, v_stride_h;
-    int64_t key_stride_n, key_stride_s, key_stride_h, value_stride_n, value_stride_s, value_stride_h;
-    int32_t kv_dtype;         /* OctavoDtype */
-    int32_t interleaved;
-    /* The rest only with q. */
-    const float *q;           /* [T, H, D] or NULL */
+    const float *q;           /* [T, H, D], or NULL and so the other three */
     float *out_q;             /* may be q */
     const int64_t *positions; /* [T] */
     const float *cos_sin;     /* [P, rotary_dim] */
+    int64_t num_tokens, num_kv_heads, head_dim, v_head_dim, num_blocks, block_size;
+    int64_t k_stride_t, k_stride_h, v_stride_t, v_stride_h;
+    int64_t key_stride_n, key_stride_s, key_stride_h, value_stride_n, value_stride_s, value_stride_h;
     int64_t num_heads, rotary_dim, num_positions;
     int64_t q_stride_t, q_stride_h, out_q_stride_t, out_q_stride_h, cos_sin_stride;
+    int32_t kv_dtype;         /* OctavoDtype */
+    int32_t interleaved;
 } WriteKvArgs;
 
 /* How blocks move. */
