@@ -1,0 +1,189 @@
+"""The engine: one scheduler, one executor, one step at a time. It knows token ids and no text.
+
+    add_request ─┐                                     ┌─> list[EngineOutput]
+    abort ───────┴─> Scheduler ──> Executor ──> Scheduler.update
+                        step():  schedule      execute       update
+
+Owned by whoever drives the loop: `LLM` in the caller's thread, `process.py` in an engine process. Not thread-safe.
+A request of n choices becomes n scheduler requests; all else about choices is the scheduler's.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable
+from typing import Protocol, Self
+
+from octavo.core.backend.opset import OpChoice
+from octavo.core.base.config import EngineConfig
+from octavo.core.base.metrics import SchedulerStats
+from octavo.core.base.params import FinishReason
+from octavo.core.engine.prompt_scores import PromptLogprobsLimit
+from octavo.core.engine.resolve import EngineSizes
+from octavo.core.engine.wire import EngineOutput, EngineRequest, choice_id, split_choice_id
+from octavo.core.load.checkpoint import Checkpoint
+from octavo.core.sched.block_manager import BlockManager
+from octavo.core.sched.kv_groups import KVGroupSpec
+from octavo.core.sched.output import ModelRunnerOutput, RequestDelta, SchedulerOutput
+from octavo.core.sched.policy import SchedulerLimits
+from octavo.core.sched.request import Request
+from octavo.core.sched.scheduler import Scheduler
+
+
+class Executor(Protocol):
+    """Runs steps on one or more devices. `Worker` is the executor of one device.
+
+    Attributes:
+        sizes: of a step and a request.
+        vocab_size: width of the logits.
+        kv_groups, num_kv_blocks: the KV cache as the scheduler sees it.
+    """
+
+    sizes: EngineSizes
+    vocab_size: int
+    kv_groups: tuple[KVGroupSpec, ...]
+    num_kv_blocks: int
+
+    def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step."""
+
+    def op_choices(self) -> tuple[OpChoice, ...]:
+        """Which implementation runs each op."""
+
+    def close(self) -> None:
+        """Release devices and memory. Idempotent."""
+
+
+class Engine:
+    """Serves token-id requests step by step.
+
+    Args:
+        config: the scheduler's policies and the seed.
+        executor: ready to run; the engine closes it.
+
+    Attributes:
+        sizes: of a step and a request.
+        vocab_size: valid token ids are below it.
+    """
+
+    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+        self._executor = executor
+        self.sizes = sizes = executor.sizes
+        self.vocab_size = executor.vocab_size
+        self._blocks = BlockManager(
+            num_blocks=executor.num_kv_blocks,
+            groups=executor.kv_groups,
+            enable_prefix_caching=config.enable_prefix_caching,
+            kv_dtype=str(sizes.kv_dtype),
+        )
+        limits = SchedulerLimits(
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            max_model_len=sizes.max_model_len,
+            policy=config.scheduling_policy,
+            long_prefill_threshold=config.long_prefill_threshold,
+        )
+        self._scheduler = Scheduler(limits, self._blocks, token_limits=(PromptLogprobsLimit(),))
+        self._seeds = random.Random(config.seed)
+
+    @classmethod
+    def from_checkpoint(cls, config: EngineConfig, checkpoint: Checkpoint) -> Self:
+        """Load a model and make its engine.
+
+        Raises:
+            UserError: the backend, the checkpoint or the memory budget is at fault; nothing is left behind.
+        """
+        from octavo.core.engine.worker import Worker  # imports torch and the models
+
+        worker = Worker(config, checkpoint)
+        try:
+            return cls(config, worker)
+        except BaseException:
+            worker.close()
+            raise
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Let a request wait for its turn.
+
+        Raises:
+            InvalidRequest: it can't run here (too long, never fits the KV pool, an id in use); nothing of it stays.
+        """
+        params = request.params
+        if params.seed is None:
+            params = params.with_(seed=self._seeds.getrandbits(64))
+        added: list[str] = []
+        try:
+            for index in range(params.n):
+                self._scheduler.add(
+                    Request(
+                        request_id=choice_id(request.request_id, index),
+                        prompt_token_ids=request.prompt_token_ids,
+                        sampling=params if index == 0 else params.with_(prompt_logprobs=None),
+                        choice_index=index,
+                        parent_id=request.request_id if params.n > 1 else None,
+                        eos_token_ids=frozenset(request.eos_token_ids),
+                        priority=request.priority,
+                        arrival_time=time.monotonic(),
+                        cache_salt=request.cache_salt,
+                    )
+                )
+                added.append(choice_id(request.request_id, index))
+        except BaseException:
+            self._scheduler.abort(added)
+            raise
+
+    def abort(
+        self,
+        choices: Iterable[tuple[str, int]],
+        reason: FinishReason = FinishReason.ABORT,
+        stop_reason: str | None = None,
+    ) -> list[EngineOutput]:
+        """End choices at once; ended and unknown ones are ignored. Returns the last output of each that ended."""
+        names = [choice_id(request_id, index) for request_id, index in choices]
+        return [_output(delta) for delta in self._scheduler.abort(names, reason, stop_reason)]
+
+    def has_work(self) -> bool:
+        """Whether any request is waiting or running."""
+        return self._scheduler.has_unfinished()
+
+    def step(self) -> list[EngineOutput]:
+        """Run one step and return what it brought."""
+        scheduled = self._scheduler.schedule()
+        result = self._executor.execute(scheduled)
+        return [_output(delta) for delta in self._scheduler.update(scheduled, result)]
+
+    def stats(self) -> SchedulerStats:
+        """Gauges and totals at this moment."""
+        return self._scheduler.stats()
+
+    def op_choices(self) -> tuple[OpChoice, ...]:
+        """Which implementation runs each op, with reasons and the calls of fallbacks."""
+        return self._executor.op_choices()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes. Blocks of running requests stay theirs."""
+        self._blocks.reset_prefix_cache()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when blocks were lost, counted twice or leaked (see BlockManager)."""
+        self._blocks.check_integrity()
+
+    def close(self) -> None:
+        """Release devices and memory. Idempotent."""
+        self._executor.close()
+
+
+def _output(delta: RequestDelta) -> EngineOutput:
+    request_id, index = split_choice_id(delta.request_id)
+    return EngineOutput(
+        request_id=request_id,
+        index=index,
+        token_ids=list(delta.new_token_ids),
+        logprobs=delta.logprobs,
+        prompt_logprobs=delta.prompt_logprobs,
+        finish_reason=delta.finish_reason,
+        stop_reason=delta.stop_reason,
+        num_cached_tokens=delta.num_cached_tokens,
+        error=delta.error,
+    )

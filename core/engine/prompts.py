@@ -1,0 +1,149 @@
+"""The door: a prompt and its parameters become an EngineRequest, or one clear error.
+
+Everything that can be known to be wrong before the engine sees a request is refused here: token ids, lengths,
+parameters that need a tokenizer. A text is measured before it is tokenised, so that a huge one costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from octavo.core.base.errors import InvalidRequest
+from octavo.core.base.params import SamplingParams
+from octavo.core.engine.wire import EngineRequest
+from octavo.core.text.chat import ChatTemplate, chat_template_of, encode_chat
+from octavo.core.text.spellings import BadWordSpeller
+from octavo.core.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What the door has to know of a model.
+
+    Attributes:
+        vocab_size: valid token ids are below it.
+        max_model_len: tokens of a prompt and its reply.
+        eos_token_ids: end a reply.
+        tokenizer: None for a model that serves token ids only.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer: Tokenizer | None
+
+
+class PromptReader:
+    """Reads prompts for one model. May be used from several threads."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    def read(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EngineRequest:
+        """Check and tokenise one prompt.
+
+        Raises:
+            InvalidRequest: naming the field, the limit and the fix.
+        """
+        return EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=self._encode(prompt) if isinstance(prompt, str) else self._checked_ids(prompt),
+            params=self._checked_params(params),
+            eos_token_ids=self._model.eos_token_ids,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    def read_chat(self, messages: Sequence[Message], **template_arguments: Any) -> list[int]:
+        """Token ids of a conversation, rendered by the model's chat template.
+
+        Args:
+            messages: oldest first.
+            template_arguments: of `ChatTemplate.render`.
+
+        Raises:
+            InvalidRequest: there is no template, or it refuses the conversation.
+        """
+        text = self._chat_template.render(messages, **template_arguments)
+        self._check_text_length(text, "messages")
+        return encode_chat(self._tokenizer("messages"), text)
+
+    def _encode(self, text: str) -> list[int]:
+        tokenizer = self._tokenizer("prompt")
+        self._check_text_length(text, "prompt")
+        return tokenizer.encode(text)
+
+    def _check_text_length(self, text: str, field: str) -> None:
+        """Refuse a text that can't fit even if each of its tokens is the longest there is."""
+        limit = self._model.max_model_len
+        if len(text) <= limit:
+            return
+        if len(text) > limit * self._longest_token_bytes:
+            raise InvalidRequest(
+                f"{field} has {len(text)} characters, which is more than max_model_len {limit} tokens can hold; "
+                "shorten it",
+                field=field,
+            )
+
+    def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
+        ids = list(token_ids)
+        limit = self._model.vocab_size
+        if any(type(token_id) is not int for token_id in ids):
+            raise InvalidRequest("prompt must be a string or a list of token ids", field="prompt")
+        if ids and not 0 <= min(ids) <= max(ids) < limit:
+            wrong = next(token_id for token_id in ids if not 0 <= token_id < limit)
+            raise InvalidRequest(f"prompt has token id {wrong}, outside the vocabulary 0..{limit - 1}", field="prompt")
+        return ids
+
+    def _checked_params(self, params: SamplingParams) -> SamplingParams:
+        if params.stop:
+            self._tokenizer("stop")
+        if params.bad_words:
+            self._tokenizer("bad_words")
+            spelled = self._speller.spell(params.bad_words)
+            params = params.with_(bad_words_token_ids=(*params.bad_words_token_ids, *map(tuple, spelled)))
+        params.validate(self._model.vocab_size)
+        return params
+
+    def _tokenizer(self, field: str) -> Tokenizer:
+        if self._model.tokenizer is None:
+            raise InvalidRequest(f"{field} needs a tokenizer, and this model has none; give token ids", field=field)
+        return self._model.tokenizer
+
+    @cached_property
+    def _longest_token_bytes(self) -> int:
+        tokenizer = self._tokenizer("prompt")
+        return max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
+
+    @cached_property
+    def _speller(self) -> BadWordSpeller:
+        return BadWordSpeller(self._tokenizer("bad_words"))
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        return chat_template_of(self._tokenizer("messages"))
+
+
+def eos_token_ids(
+    config: Mapping[str, Any], generation_config: Mapping[str, Any], tokenizer: Tokenizer | None
+) -> tuple[int, ...]:
+    """Every id that ends a reply: those of the tokenizer, the config and the generation config together."""
+    ids: set[int] = set(tokenizer.eos_token_ids if tokenizer is not None else ())
+    for source in (config, generation_config):
+        named = source.get("eos_token_id")
+        ids.update(named if isinstance(named, list) else [] if named is None else [named])
+    return tuple(sorted(ids))

@@ -1,0 +1,159 @@
+"""Fills in what a config leaves open, once the checkpoint and the device are known.
+
+    dtype                    "auto": the checkpoint's own floats, else the device's default
+    kv_cache_dtype           "auto": the device's first choice
+    max_model_len            None: the model's limit, or what the KV cache holds when that is less
+    max_num_batched_tokens   None: the device's default, and never below max_num_seqs
+    num_kv_blocks            None: from kv_cache_memory_bytes, or a share of the memory that is really free
+
+Pure functions, shared by the engine and `octavo plan`; what the user set is never overwritten, only checked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from octavo.core.backend.device import Capabilities
+from octavo.core.base.config import EngineConfig
+from octavo.core.base.errors import ConfigError
+from octavo.core.base.units import format_bytes
+from octavo.core.models.base import ModelConfig
+from octavo.core.sched.kv_groups import KVGroupSpec, peak_blocks
+
+logger = logging.getLogger(__name__)
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSizes:
+    """The types and sizes an engine runs with; nothing in it is open any more.
+
+    Attributes:
+        dtype: how weights of products are stored.
+        kv_dtype: how keys and values are stored.
+        block_size: tokens of a KV block.
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: tokens of a step.
+        max_model_len: tokens of a prompt and its reply.
+    """
+
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+def resolve_sizes(
+    config: EngineConfig, checkpoint_config: Mapping[str, Any], model: ModelConfig, device: Capabilities
+) -> EngineSizes:
+    """Types and sizes from the config, the checkpoint and the device.
+
+    Raises:
+        ConfigError: a dtype the device does not store, or a length beyond the model.
+    """
+    if config.max_model_len is not None and config.max_model_len > model.max_position:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but the model was made for {model.max_position} positions; "
+            "lower it",
+            field="max_model_len",
+        )
+    default_tokens = max(device.default_max_num_batched_tokens, config.max_num_seqs)
+    return EngineSizes(
+        dtype=_stored_dtype(
+            "dtype", config.dtype, tuple(device.activation_dtype), _weight_dtype(checkpoint_config, device)
+        ),
+        kv_dtype=_stored_dtype("kv_cache_dtype", config.kv_cache_dtype, device.kv_dtypes, device.kv_dtypes[0]),
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or default_tokens,
+        max_model_len=config.max_model_len or model.max_position,
+    )
+
+
+def kv_blocks_for(
+    config: EngineConfig, sizes: EngineSizes, groups: Sequence[KVGroupSpec], block_bytes: int, free_bytes: int
+) -> int:
+    """How many KV blocks to allocate, the null block included.
+
+    Args:
+        config: says how many blocks, how many bytes or which share of the free memory.
+        sizes: bound how many blocks could ever be used.
+        groups: the KV groups that share the blocks.
+        block_bytes: bytes of one block in all pools together.
+        free_bytes: device memory that is free now, weights and workspace loaded.
+
+    Raises:
+        ConfigError: the budget does not hold the smallest request.
+    """
+    num_blocks, field = config.num_kv_blocks, "num_kv_blocks"
+    if num_blocks is None:
+        budget_bytes = config.kv_cache_memory_bytes or int(free_bytes * config.kv_memory_fraction)
+        useful = sizes.max_num_seqs * peak_blocks(groups, sizes.max_model_len) + 1
+        num_blocks, field = min(budget_bytes // block_bytes, useful), "kv_cache_memory_bytes"
+    smallest = peak_blocks(groups, 1) + 1
+    if num_blocks < smallest:
+        raise ConfigError(
+            f"{field} leaves {num_blocks} KV blocks of {format_bytes(block_bytes)}, but one token needs {smallest} "
+            "(one of them is reserved); raise it",
+            field=field,
+        )
+    return num_blocks
+
+
+def fit_length(config: EngineConfig, sizes: EngineSizes, groups: Sequence[KVGroupSpec], num_blocks: int) -> EngineSizes:
+    """Lower an open max_model_len to what the KV cache holds.
+
+    Raises:
+        ConfigError: the user set a max_model_len that does not fit.
+    """
+    fits = longest_that_fits(groups, num_blocks, sizes.max_model_len)
+    if fits == sizes.max_model_len:
+        return sizes
+    if config.max_model_len is not None:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but {num_blocks} KV blocks hold {fits} tokens at most; "
+            "lower it, or raise num_kv_blocks or kv_cache_memory_bytes",
+            field="max_model_len",
+        )
+    logger.warning("max_model_len is lowered from %d to %d, what the KV cache holds", sizes.max_model_len, fits)
+    return replace(sizes, max_model_len=fits)
+
+
+def longest_that_fits(groups: Sequence[KVGroupSpec], num_blocks: int, at_most: int) -> int:
+    """The most tokens, up to `at_most`, of one request alone in `num_blocks` blocks, the null block included."""
+    low, high = 0, at_most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if peak_blocks(groups, middle) < num_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _weight_dtype(checkpoint_config: Mapping[str, Any], device: Capabilities) -> torch.dtype:
+    """The checkpoint's float type where the device stores it, else the device's default."""
+    named = checkpoint_config.get("dtype", checkpoint_config.get("torch_dtype"))
+    stored = TORCH_DTYPES.get(str(named).removeprefix("torch."))
+    return stored if stored in device.activation_dtype else device.default_dtype
+
+
+def _stored_dtype(field: str, asked: str, known: Sequence[torch.dtype], default: torch.dtype) -> torch.dtype:
+    if asked == "auto":
+        return default
+    if TORCH_DTYPES[asked] not in known:
+        choices = ", ".join(str(dtype).removeprefix("torch.") for dtype in known)
+        raise ConfigError(f"{field} is {asked}, which this device does not store; use {choices}", field=field)
+    return TORCH_DTYPES[asked]

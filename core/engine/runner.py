@@ -1,0 +1,260 @@
+"""Runs one step: SchedulerOutput -> device inputs -> Program -> logits -> sampled tokens.
+
+    execute()
+      _apply        rows of the InputBatch and of the sampler follow the scheduler's differences
+      _copy_blocks  copies on write, before anything is written
+      _fill         host inputs into the step's persistent device buffers; one plan per KV group
+      program.run   the model's forward pass
+      _sample       rows whose last known token was computed draw their next one
+      _score        prompt logprobs of the requests that asked for them
+
+The ModelRunner owns the step buffers, the InputBatch and the sampling rows. It knows no device: what differs between
+devices is behind `DeviceBackend` and `OpSet`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from octavo.core.backend.device import DeviceBackend, StepBuffers
+from octavo.core.backend.kv import AttentionMetadata, KVCache
+from octavo.core.backend.opset import OpSet
+from octavo.core.backend.specs import CacheSpec, RowSpec
+from octavo.core.engine.batch import InputBatch, StepInputs
+from octavo.core.engine.prompt_scores import PromptScores
+from octavo.core.models.base import Model
+from octavo.core.sample.logprobs import PositionLogprobs
+from octavo.core.sample.sampler import Draw, Sampler
+from octavo.core.sample.state import SamplingRow
+from octavo.core.sched.output import ModelRunnerOutput, NewRequest, SampledTokens, SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerLimits:
+    """The sizes of a runner's buffers.
+
+    Attributes:
+        max_num_seqs, max_num_batched_tokens, max_model_len: of a step and a request.
+        block_sizes: per KV group, in tokens.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """The logits of one step: `sampling` requests, one row each, then (request, first, stop) prompt positions."""
+
+    sampling: tuple[str, ...]
+    scoring: tuple[tuple[str, int, int], ...]
+    token_rows: tuple[int, ...]
+
+
+class ModelRunner:
+    """One model on one device.
+
+    Args:
+        model: with weights loaded and its KV bound.
+        backend, opset: where it runs.
+        pool_views: one view of each pool; any of a pool's views covers all its bytes.
+        limits: buffer sizes.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        backend: DeviceBackend,
+        opset: OpSet,
+        pool_views: Sequence[KVCache],
+        limits: RunnerLimits,
+    ) -> None:
+        self._backend = backend
+        self._opset = opset
+        self._sampler = Sampler(_draw_with(backend, opset, model.vocab_size))
+        self._pool_views = tuple(pool_views)
+        self._batch = InputBatch(limits.max_num_seqs, limits.max_model_len, limits.block_sizes)
+        self._block_sizes = limits.block_sizes
+        self._rows: dict[str, SamplingRow] = {}
+        self._scores: dict[str, PromptScores] = {}
+        self._token_ids = backend.empty(limits.max_num_batched_tokens, dtype=torch.int64)
+        self._positions = backend.empty(limits.max_num_batched_tokens, dtype=torch.int64)
+        self._logit_rows = backend.empty(limits.max_num_batched_tokens, dtype=torch.int64)
+        self._logits = backend.empty(limits.max_num_seqs, model.vocab_size, dtype=torch.float32)
+        self._copy_pool = [opset.bind("copy_blocks", _copy_spec(view)) for view in self._pool_views]
+        self._program = backend.compile(model.forward, None, None)
+
+    def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step. An output without tokens only applies its differences."""
+        self._apply(scheduled)
+        if not scheduled.total_num_scheduled_tokens:
+            return ModelRunnerOutput()
+        self._copy_blocks(scheduled.block_copies)
+        inputs = self._batch.prepare(scheduled)
+        wanted = self._wanted_rows(inputs)
+        buffers = self._fill(inputs, wanted.token_rows)
+        self._program.run(buffers)
+        return self._finish(wanted, buffers.logits_RV)
+
+    # -- the scheduler's differences --------------------------------------------------------------------------
+
+    def _apply(self, scheduled: SchedulerOutput) -> None:
+        for request_id in (*scheduled.finished_request_ids, *scheduled.preempted_request_ids):
+            self._batch.remove(request_id)
+            self._rows.pop(request_id, None)
+            self._scores.pop(request_id, None)
+        for new in scheduled.new_requests:
+            self._batch.add(new)
+            self._rows[new.request_id] = _sampling_row(new)
+            if new.needs_prompt_logprobs:
+                self._scores[new.request_id] = PromptScores(new)
+        for running in scheduled.running:
+            self._batch.advance(running)
+
+    def _copy_blocks(self, block_copies: tuple[tuple[int, int], ...]) -> None:
+        if not block_copies:
+            return
+        pairs = self._backend.from_host(torch.tensor(block_copies, dtype=torch.int64))
+        for copy, view in zip(self._copy_pool, self._pool_views, strict=True):
+            copy(view, pairs)
+
+    # -- inputs -----------------------------------------------------------------------------------------------
+
+    def _wanted_rows(self, inputs: StepInputs) -> WantedRows:
+        """Which tokens' logits the step needs: first those that sample, then prompt positions to be scored."""
+        sampling: list[str] = []
+        sampling_rows: list[int] = []
+        scoring: list[tuple[str, int, int]] = []
+        scoring_rows: list[int] = []
+        ends = (inputs.query_start_loc[1:] - 1).tolist()
+        for request_id, end, length, count in zip(
+            inputs.request_ids, ends, inputs.seq_lens_B.tolist(), inputs.num_scheduled_B.tolist(), strict=True
+        ):
+            if length == self._batch.length(request_id) and self._rows[request_id].params.max_tokens != 0:
+                sampling.append(request_id)
+                sampling_rows.append(end)
+            if (scores := self._scores.get(request_id)) is not None:
+                first = length - count
+                stop = min(length, scores.num_positions)
+                if stop > first:
+                    scoring.append((request_id, first, stop))
+                    scoring_rows.extend(range(end + 1 - count, end + 1 - count + stop - first))
+        return WantedRows(tuple(sampling), tuple(scoring), (*sampling_rows, *scoring_rows))
+
+    def _fill(self, inputs: StepInputs, token_rows: Sequence[int]) -> StepBuffers:
+        to_device = self._backend.from_host
+        query_start_loc = to_device(torch.from_numpy(inputs.query_start_loc))
+        seq_lens = to_device(torch.from_numpy(inputs.seq_lens_B))
+        max_query_len, max_seq_len = int(inputs.num_scheduled_B.max()), int(inputs.seq_lens_B.max())
+        plans = tuple(
+            self._opset.plan(
+                AttentionMetadata(
+                    num_requests=len(inputs.request_ids),
+                    num_tokens=len(inputs.token_ids_T),
+                    max_query_len=max_query_len,
+                    max_seq_len=max_seq_len,
+                    query_start_loc=query_start_loc,
+                    seq_lens=seq_lens,
+                    block_table=to_device(torch.from_numpy(group.block_table)),
+                    slot_mapping=to_device(torch.from_numpy(group.slot_mapping)),
+                    block_size=block_size,
+                )
+            )
+            for group, block_size in zip(inputs.groups, self._block_sizes, strict=True)
+        )
+        return StepBuffers(
+            token_ids_T=to_device(torch.from_numpy(inputs.token_ids_T), out=self._token_ids),
+            positions_T=to_device(torch.from_numpy(inputs.positions_T), out=self._positions),
+            plans=plans,
+            logit_rows_R=to_device(torch.tensor(token_rows, dtype=torch.int64), out=self._logit_rows),
+            logits_RV=self._logits_for(len(token_rows)),
+        )
+
+    def _logits_for(self, num_rows: int) -> torch.Tensor:
+        """Room for the step's logits. Only a step that scores prompts can need more than the persistent rows."""
+        if num_rows <= len(self._logits):
+            return self._logits[:num_rows]
+        return self._backend.empty(num_rows, self._logits.shape[1], dtype=torch.float32)
+
+    # -- outputs ----------------------------------------------------------------------------------------------
+
+    def _finish(self, wanted: WantedRows, logits_RV: torch.Tensor) -> ModelRunnerOutput:
+        split = len(wanted.sampling)
+        scored = self._score(wanted.scoring, logits_RV[split:]) if wanted.scoring else {}
+        sampled, failed = self._sample(wanted.sampling, logits_RV[:split]) if wanted.sampling else ({}, {})
+        return ModelRunnerOutput(sampled=sampled, prompt_logprobs=scored, failed=failed)
+
+    def _sample(
+        self, request_ids: tuple[str, ...], logits_RV: torch.Tensor
+    ) -> tuple[dict[str, SampledTokens], dict[str, str]]:
+        drawn = self._sampler.sample(logits_RV, [self._rows[request_id] for request_id in request_ids])
+        failed = {request_ids[row]: reason for row, reason in drawn.failed.items()}
+        sampled = {}
+        for row, request_id in enumerate(request_ids):
+            if request_id in failed:
+                continue
+            token_id, logprobs = drawn.token_ids[row], drawn.logprobs[row]
+            sampled[request_id] = SampledTokens((token_id,), None if logprobs is None else (logprobs,))
+            self._rows[request_id].append(token_id)
+            self._batch.append_tokens(request_id, (token_id,))
+        return sampled, failed
+
+    def _score(
+        self, scoring: tuple[tuple[str, int, int], ...], logits_RV: torch.Tensor
+    ) -> dict[str, list[PositionLogprobs]]:
+        complete = {}
+        row = 0
+        for request_id, first, stop in scoring:
+            scores = self._scores[request_id]
+            scores.add(first, logits_RV[row : row + stop - first])
+            row += stop - first
+            if scores.complete:
+                complete[request_id] = scores.positions
+                del self._scores[request_id]
+        return complete
+
+
+def _copy_spec(view: KVCache) -> CacheSpec:
+    spec = view.spec
+    return CacheSpec(
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        v_head_dim=spec.v_head_dim,
+        x_dtype=spec.dtype,
+        kv_dtype=spec.dtype,
+        block_size=spec.block_size,
+        layout=view.layout,
+    )
+
+
+def _sampling_row(new: NewRequest) -> SamplingRow:
+    params = new.sampling
+    if params.seed is None:
+        raise RuntimeError(f"{new.request_id} has no seed; the engine draws one for each request that brings none")
+    return SamplingRow(
+        params,
+        new.token_ids[: new.num_prompt_tokens],
+        new.token_ids[new.num_prompt_tokens :],
+        seed=params.seed,
+        choice=new.choice_index,
+        eos_token_ids=new.end_token_ids,
+        bad_words_token_ids=params.bad_words_token_ids,
+    )
+
+
+def _draw_with(backend: DeviceBackend, opset: OpSet, vocab_size: int) -> Draw:
+    """The backend's `sample` op as the sampler calls it."""
+    sample = opset.bind("sample", RowSpec(width=vocab_size, dtype=torch.float32))
+
+    def draw(logits_RV: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
+        ids_R = backend.empty(len(logits_RV), dtype=torch.int64)
+        sample(logits_RV, *arguments, out=ids_R)
+        return ids_R
+
+    return draw
