@@ -109,7 +109,8 @@ class Checkpoint(Protocol):
         Args:
             name: one of `names()`.
             out: where to put it, in host memory, contiguous, of the tensor's shape; values are rounded to its dtype.
-                None makes a tensor of the stored dtype (float32 for quantised types) that the caller may keep.
+                None gives a tensor of the stored dtype (float32 for quantised types) that the caller may keep but
+                not change: it may be a view of the file.
 
         Returns:
             `out`, or the new tensor.

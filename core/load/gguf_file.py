@@ -105,8 +105,8 @@ class GGUFMetadata(Mapping[str, Any]):
             code = _SCALARS[value.element_type]
             return list(struct.unpack_from(f"<{value.count}{code}", self._data, value.start))
         try:
-            starts = [value.start + 8, *(end + 8 for end in value.ends[:-1])]
-            return [self._data[start:end].decode() for start, end in zip(starts, value.ends, strict=True)]
+            begins = itertools.chain([value.start], value.ends)  # one more than there are strings
+            return [self._data[at + 8 : end].decode() for at, end in zip(begins, value.ends, strict=False)]
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{self._path}: {key} holds a string that is not UTF-8", field=key) from error
 

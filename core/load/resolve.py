@@ -100,7 +100,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
     except Exception as error:  # the hub's client lets through errors of whichever HTTP library it uses
         if isinstance(error, OSError) and error.errno in _DISK_ERRNOS:
             raise UserError(
-                f"cannot store {name} ({error.strerror}); free some space or set HF_HOME to a folder that can be written",
+                f"cannot store {name} ({error.strerror}); free some space or set HF_HOME to a folder with some",
                 field="HF_HOME",
             ) from error
         raise ModelNotFound(

@@ -7,8 +7,9 @@
     tokenizer.json, …                   passed on by path
 
 The index and the files must tell the same story: each tensor in exactly the file the index names. Files are mapped,
-not read; a tensor returned without `out` is a private view of the map. Nothing is ever unpickled: a directory that
-holds only pytorch_model.bin is refused with the command that converts it. `open_checkpoint` alone makes one.
+not read; a tensor returned without `out` is a private view of the map, so a file must not be cut while it is in use.
+Nothing is ever unpickled: a directory that holds only pytorch_model.bin is refused with the command that converts
+it. `open_checkpoint` alone makes one.
 """
 
 from __future__ import annotations
@@ -198,8 +199,11 @@ def _read_index(path: Path) -> tuple[list[Path], Mapping[str, str]]:
         )
     shards = list(dict.fromkeys(weight_map.values()))
     for shard in shards:
-        if Path(shard).name != shard:
-            raise CheckpointError(f"{path / INDEX_FILE} names {shard!r}, outside its directory", field=INDEX_FILE)
+        if not shard or Path(shard).name != shard:
+            raise CheckpointError(
+                f"{path / INDEX_FILE} names {shard!r}, which is no file of its directory; download it again",
+                field=INDEX_FILE,
+            )
         if not (path / shard).is_file():
             raise CheckpointError(
                 f"{path} lacks the shard {shard} that {INDEX_FILE} names ({len(shards)} in all); download it",

@@ -34,7 +34,7 @@ class WeightTarget:
 
     Attributes:
         shape: the shape the model expects.
-        place: takes the tensor once it is read; it may keep it.
+        place: takes the tensor once it is read; without a `buffer` it may keep it but not change it.
         buffer: returns where to read it, contiguous, of that shape and in the dtype wanted (for instance a row
             slice of a fused matrix); `place` is then given that buffer. None reads into a new tensor in the
             stored dtype (float32 if quantised).
