@@ -18,7 +18,7 @@ SOURCES := pyproject.toml requirements/cpu.lock $(wildcard setup.py) $(shell fin
 
 export MODEL PROMPT # so that the shell, not make, quotes them
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench wheel clean
+.PHONY: help run test nightly lint bench wheel clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -28,6 +28,9 @@ run: $(VENV)/.octavo-run ## set everything up and answer PROMPT with MODEL, stre
 
 test: $(VENV)/.octavo-dev ## set up what the tests need and run them (TESTS=path for some)
 	$(BIN)/python -m pytest -q $(TESTS)
+
+nightly: $(VENV)/.octavo-dev ## the tests with millions of random steps; takes hours
+	OCTAVO_NIGHTLY=1 $(BIN)/python -m pytest -q -m "not parity" --timeout=0 $(TESTS)
 
 lint: $(VENV)/.octavo-dev ## style, types and import contracts
 	$(BIN)/ruff check .

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from octavo.core.base.errors import ConfigError
-from octavo.core.base.names import did_you_mean
+from octavo.core.base.names import did_you_mean, nearest
 from octavo.core.base.units import parse_bytes
 
 ENV_PREFIX = "OCTAVO_"
@@ -170,22 +170,25 @@ def read_keys(values: Mapping[str, object], known: Mapping[str, Option], source:
 def read_environment(environ: Mapping[str, str], known: Mapping[str, Option]) -> dict[str, Any]:
     """The field values that OCTAVO_* variables set; an empty variable counts as absent.
 
+    A variable that nearly names an option is a mistake, and refused; any other may be a backend's and is left alone.
+
     Args:
         environ: all environment variables.
         known: every option that a variable may set.
 
     Raises:
-        ConfigError: an unknown OCTAVO_* variable (the nearest one is offered) or a wrong value.
+        ConfigError: a misspelt variable, or a wrong value.
     """
     by_variable = {item.env: item for item in known.values()}
     result = {}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or not text:
             continue
-        if variable not in by_variable:
-            raise ConfigError(f"unknown variable {variable!r}{did_you_mean(variable, by_variable)}", field=variable)
-        item = by_variable[variable]
-        result[item.name] = item.convert(text, variable)
+        item = by_variable.get(variable)
+        if item is not None:
+            result[item.name] = item.convert(text, variable)
+        elif near := nearest(variable.removeprefix(ENV_PREFIX).lower(), known, cutoff=0.75):
+            raise ConfigError(f"unknown variable {variable!r}; did you mean {known[near].env!r}?", field=variable)
     return result
 
 
