@@ -65,12 +65,14 @@ class Engine:
     Attributes:
         sizes: of a step and a request.
         vocab_size: valid token ids are below it.
+        num_kv_blocks: blocks of the KV cache.
     """
 
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
         self._executor = executor
         self.sizes = sizes = executor.sizes
         self.vocab_size = executor.vocab_size
+        self.num_kv_blocks = executor.num_kv_blocks
         self._blocks = BlockManager(
             num_blocks=executor.num_kv_blocks,
             groups=executor.kv_groups,

@@ -136,7 +136,7 @@ class ModelRunner:
         for request_id, end, length, count in zip(
             inputs.request_ids, ends, inputs.seq_lens_B.tolist(), inputs.num_scheduled_B.tolist(), strict=True
         ):
-            if length == self._batch.length(request_id) and self._rows[request_id].params.max_tokens != 0:
+            if length == self._batch.length(request_id) and self._rows[request_id].samples:
                 sampling.append(request_id)
                 sampling_rows.append(end)
             if (scores := self._scores.get(request_id)) is not None:
@@ -234,17 +234,12 @@ def _copy_spec(view: KVCache) -> CacheSpec:
 
 
 def _sampling_row(new: NewRequest) -> SamplingRow:
-    params = new.sampling
-    if params.seed is None:
-        raise RuntimeError(f"{new.request_id} has no seed; the engine draws one for each request that brings none")
     return SamplingRow(
-        params,
+        new.sampling,
         new.token_ids[: new.num_prompt_tokens],
         new.token_ids[new.num_prompt_tokens :],
-        seed=params.seed,
         choice=new.choice_index,
-        eos_token_ids=new.end_token_ids,
-        bad_words_token_ids=params.bad_words_token_ids,
+        end_token_ids=new.end_token_ids,
     )
 
 
