@@ -15,6 +15,7 @@ from octavo.core.backend.reference import product as _product
 from octavo.core.backend.reference import quantize as _quantize
 from octavo.core.backend.reference import rows as _rows
 from octavo.core.backend.reference.weight import PlainWeight
+from octavo.core.backend.reference_sample import sample_reference
 from octavo.core.backend.specs import OpSpec, Unsupported, WeightSpec
 
 
@@ -65,6 +66,4 @@ class ReferenceOps:
         *,
         out: torch.Tensor,
     ) -> None:
-        from octavo.core.backend.reference_sample import sample_reference
-
-        sample_reference(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, uniform_R, out=out)
+        out.copy_(sample_reference(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, uniform_R))
