@@ -67,9 +67,6 @@ class EngineConfig:
     long_prefill_threshold: int | None = option(
         None, "the most prompt tokens of one request in one step (default: no limit of its own)", kind=Kind.INT, low=1
     )
-    long_prefill_threshold: int | None = option(
-        None, "the most tokens of one request in one step (default: what the step has left)", kind=Kind.INT, low=1
-    )
     scheduling_policy: str = option("fcfs", "which waiting request is next", choices=POLICIES)
 
     deterministic: bool = option(

@@ -8,7 +8,7 @@ with LLM("smollm2") as llm:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ from octavo.core.engine.prompts import Message, Prompt, PromptReader, ServedMode
 from octavo.core.text.tokenizer import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+Conversation = Sequence[Message]
 
 
 class LLM:
@@ -99,7 +100,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Conversation | Sequence[Conversation],
         params: Params = None,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
@@ -113,11 +114,11 @@ class LLM:
         Raises:
             InvalidRequest: the model has no chat template, or it refuses the conversation.
         """
-        several = [messages] if not messages or isinstance(messages[0], dict) else messages
+        several = _as_conversations(messages)
         return self.generate([self._reader.read_chat(each, **template_arguments) for each in several], params)
 
     def chat_stream(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **template_arguments: Any
+        self, messages: Conversation, params: SamplingParams | None = None, **template_arguments: Any
     ) -> Iterator[RequestOutput]:
         """Reply to one conversation, yielding what each step brought."""
         return self.generate_stream(self._reader.read_chat(messages, **template_arguments), params)
@@ -194,6 +195,13 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """A list of conversations, whether one or several were given."""
+    if not messages or isinstance(messages[0], Mapping):
+        return [messages]  # type: ignore[list-item]
+    return list(messages)  # type: ignore[arg-type]
 
 
 def _as_params(params: Params, count: int) -> list[SamplingParams]:

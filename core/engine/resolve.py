@@ -147,7 +147,7 @@ def _weight_dtype(checkpoint_config: Mapping[str, Any], device: Capabilities) ->
     """The checkpoint's float type where the device stores it, else the device's default."""
     named = checkpoint_config.get("dtype", checkpoint_config.get("torch_dtype"))
     stored = TORCH_DTYPES.get(str(named).removeprefix("torch."))
-    return stored if stored in device.activation_dtype else device.default_dtype
+    return stored if stored is not None and stored in device.activation_dtype else device.default_dtype
 
 
 def _stored_dtype(field: str, asked: str, known: Sequence[torch.dtype], default: torch.dtype) -> torch.dtype:

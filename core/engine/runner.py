@@ -27,7 +27,7 @@ from octavo.core.engine.batch import InputBatch, StepInputs
 from octavo.core.engine.prompt_scores import PromptScores
 from octavo.core.models.base import Model
 from octavo.core.sample.logprobs import PositionLogprobs
-from octavo.core.sample.sampler import Draw, Sampler
+from octavo.core.sample.sampler import Sampler
 from octavo.core.sample.state import SamplingRow
 from octavo.core.sched.output import ModelRunnerOutput, NewRequest, SampledTokens, SchedulerOutput
 
@@ -77,7 +77,7 @@ class ModelRunner:
     ) -> None:
         self._backend = backend
         self._opset = opset
-        self._sampler = Sampler(_draw_with(backend, opset, model.vocab_size))
+        self._sampler = Sampler(opset.bind("sample", RowSpec(width=model.vocab_size, dtype=torch.float32)))
         self._pool_views = tuple(pool_views)
         self._batch = InputBatch(limits.max_num_seqs, limits.max_model_len, limits.block_sizes)
         self._block_sizes = limits.block_sizes
@@ -241,15 +241,3 @@ def _sampling_row(new: NewRequest) -> SamplingRow:
         choice=new.choice_index,
         end_token_ids=new.end_token_ids,
     )
-
-
-def _draw_with(backend: DeviceBackend, opset: OpSet, vocab_size: int) -> Draw:
-    """The backend's `sample` op as the sampler calls it."""
-    sample = opset.bind("sample", RowSpec(width=vocab_size, dtype=torch.float32))
-
-    def draw(logits_RV: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
-        ids_R = backend.empty(len(logits_RV), dtype=torch.int64)
-        sample(logits_RV, *arguments, out=ids_R)
-        return ids_R
-
-    return draw

@@ -18,6 +18,7 @@ from octavo.core.backend.kv import KVPool
 from octavo.core.backend.opset import OpChoice, OpSet
 from octavo.core.backend.registry import BackendRegistry
 from octavo.core.base.config import EngineConfig
+from octavo.core.base.errors import BackendUnavailable
 from octavo.core.engine.resolve import EngineSizes, fit_length, kv_blocks_for, resolve_sizes
 from octavo.core.engine.runner import ModelRunner, RunnerLimits
 from octavo.core.layers.kv_groups import KVGroup, group_layers, layer_places, num_pools, pool_block_bytes
@@ -109,12 +110,20 @@ def make_backend(config: EngineConfig) -> DeviceBackend:
         BackendUnavailable: it can't run here; the message says why.
     """
     registry = BackendRegistry.discover()
-    return registry.create(
+    backend = registry.create(
         registry.choose(config.backend),
         options=config.backend_options,
         num_threads=config.num_threads,
         deterministic=config.deterministic,
     )
+    if config.deterministic and not backend.capabilities.batch_invariant:
+        backend.close()
+        raise BackendUnavailable(
+            f"backend {backend.name} can't promise that a reply does not depend on its batch; "
+            "run without --deterministic, or on another backend",
+            field="deterministic",
+        )
+    return backend
 
 
 def scheduler_groups(layers: Sequence[KVGroup]) -> tuple[KVGroupSpec, ...]:

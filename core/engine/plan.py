@@ -1,0 +1,122 @@
+"""`octavo plan`: what fits in memory, worked out from the checkpoint's header and the device's facts alone.
+
+    total budget = free memory now
+      weights        every parameter once, in the type it will be stored in
+      KV cache       kv_blocks_for(), the engine's own rule, on what the weights leave
+        per token    bytes over all layers
+        requests     how many of a given length fit at once, windows counted
+
+No weight is read and nothing is allocated on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.core.base.config import EngineConfig
+from octavo.core.base.units import format_bytes
+from octavo.core.engine.loading import open_model
+from octavo.core.engine.resolve import fit_length, kv_blocks_for, longest_that_fits, resolve_sizes
+from octavo.core.engine.worker import make_backend, scheduler_groups
+from octavo.core.layers.kv_groups import group_layers, num_pools, pool_block_bytes
+from octavo.core.models.registry import read_config
+from octavo.core.sched.kv_groups import peak_blocks
+
+LENGTHS_TOKENS = (128, 512, 2048, 8192, 32768, 131072)
+"""Request lengths that a plan counts, as far as the model goes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a model needs and what a device has.
+
+    Attributes:
+        model, device: for people.
+        dtype, kv_dtype: how weights and KV are stored.
+        weight_bytes: all parameters, each once.
+        free_bytes, total_bytes: of the device, now.
+        kv_bytes_per_token: over all layers, where no window has closed yet.
+        block_size: tokens of a block.
+        num_kv_blocks: blocks the engine would allocate; kv_bytes: their bytes.
+        max_model_len: the longest request; model_limit: what the checkpoint was made for.
+        concurrency: (length in tokens, requests of that length that fit at once).
+    """
+
+    model: str
+    device: str
+    dtype: str
+    kv_dtype: str
+    weight_bytes: int
+    free_bytes: int
+    total_bytes: int
+    kv_bytes_per_token: int
+    block_size: int
+    num_kv_blocks: int
+    kv_bytes: int
+    max_model_len: int
+    model_limit: int
+    concurrency: Sequence[tuple[int, int]]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the weights fit the free memory at all."""
+        return self.weight_bytes < self.free_bytes
+
+    def __str__(self) -> str:
+        rows = [
+            ("model", self.model),
+            ("device", f"{self.device}, {format_bytes(self.free_bytes)} free of {format_bytes(self.total_bytes)}"),
+            ("weights", f"{format_bytes(self.weight_bytes)} as {self.dtype}"),
+            ("KV per token", f"{format_bytes(self.kv_bytes_per_token)} as {self.kv_dtype}"),
+            ("KV cache", f"{self.num_kv_blocks} blocks of {self.block_size} tokens, {format_bytes(self.kv_bytes)}"),
+            ("longest request", f"{self.max_model_len} tokens (the model's limit: {self.model_limit})"),
+            *((f"at {length} tokens", f"{count} requests at once") for length, count in self.concurrency),
+        ]
+        if not self.fits:
+            rows.append(("verdict", "the weights do not fit; try --dtype bfloat16, a smaller model or more memory"))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def plan_model(config: EngineConfig) -> Plan:
+    """Work out what fits.
+
+    Raises:
+        UserError: the model, the backend or the budget is at fault.
+    """
+    backend = make_backend(config)
+    try:
+        memory, capabilities = backend.memory_info(), backend.capabilities
+    finally:
+        backend.close()
+    with open_model(config) as opened:
+        facts = read_config(opened.checkpoint.config)
+        sizes = resolve_sizes(config, opened.checkpoint.config, facts, capabilities)
+    layers = group_layers(facts.kv_specs(sizes.kv_dtype, sizes.block_size))
+    groups = scheduler_groups(layers)
+    weight_bytes = facts.parameter_count().nbytes(sizes.dtype)
+    block_bytes = pool_block_bytes(layers) * num_pools(layers)
+    left_bytes = max(0, memory.free_bytes - weight_bytes)
+    num_blocks = kv_blocks_for(config, sizes, groups, block_bytes, left_bytes)
+    sizes = fit_length(config, sizes, groups, num_blocks)
+    return Plan(
+        model=config.model,
+        device=capabilities.device_name,
+        dtype=str(sizes.dtype).removeprefix("torch."),
+        kv_dtype=str(sizes.kv_dtype).removeprefix("torch."),
+        weight_bytes=weight_bytes,
+        free_bytes=memory.free_bytes,
+        total_bytes=memory.total_bytes,
+        kv_bytes_per_token=sum(spec.token_bytes for spec in facts.kv_specs(sizes.kv_dtype, sizes.block_size)),
+        block_size=sizes.block_size,
+        num_kv_blocks=num_blocks,
+        kv_bytes=num_blocks * block_bytes,
+        max_model_len=sizes.max_model_len,
+        model_limit=facts.max_position,
+        concurrency=[
+            (length, (num_blocks - 1) // peak_blocks(groups, length))
+            for length in LENGTHS_TOKENS
+            if length <= longest_that_fits(groups, num_blocks, facts.max_position)
+        ],
+    )
