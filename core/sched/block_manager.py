@@ -210,12 +210,14 @@ class BlockManager:
         The later a block's tokens, the sooner it is reused, so that the beginning of a prompt survives longest.
 
         Args:
-            discard: also forget the content, because it can't be trusted.
+            discard: also forget all content under the request's hashes, because it can't be trusted.
         """
         held = self._held.pop(request.request_id, None)
         if held is None:
             return
         self._stop_computing(held)
+        if discard:
+            self._discard(request)
         by_start = [
             (i * group.block_size, block)
             for group, table in zip(self.groups, held.tables, strict=True)
@@ -223,8 +225,6 @@ class BlockManager:
             if block is not self._pool.null_block
         ]
         for _, block in sorted(by_start, key=lambda item: item[0], reverse=True):
-            if discard:
-                self._pool.forget(block)
             self._pool.release(block)
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
@@ -246,7 +246,7 @@ class BlockManager:
         Raises:
             IntegrityError: naming what is wrong.
         """
-        integrity.check(self._pool, self.groups, self._held.values(), self._hasher)
+        integrity.check(self._pool, self.groups, self._held, self._computing, self._hasher)
 
     # ------------------------------------------------------------------------------------------ details
 
@@ -281,6 +281,12 @@ class BlockManager:
         held.next_event_tokens = self._next_event(held)
         self._start_computing(held)
         return tuple(tuple(block.block_id for block in table) for table in held.tables)
+
+    def _discard(self, request: Request) -> None:
+        for group in self.groups:
+            for content in self._hasher.chain(request, group.block_size):
+                if (block := self._pool.lookup(group.group_id, content)) is not None:
+                    self._pool.forget(block)
 
     def _extend(self, table: list[Block], count: int) -> tuple[int, ...]:
         new_blocks = [self._pool.take() for _ in range(count)]

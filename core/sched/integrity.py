@@ -9,12 +9,13 @@ Only BlockManager.check_integrity() calls it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.core.sched.block_pool import BlockPool
 from octavo.core.sched.kv_groups import KVGroupSpec
 from octavo.core.sched.prefix import ContentHasher
+from octavo.core.sched.request import Request
 
 if TYPE_CHECKING:
     from octavo.core.sched.block_manager import HeldBlocks
@@ -24,19 +25,27 @@ class IntegrityError(AssertionError):
     """An invariant of the block manager does not hold: a bug in Octavo."""
 
 
-def check(pool: BlockPool, groups: Sequence[KVGroupSpec], holders: Iterable[HeldBlocks], hasher: ContentHasher) -> None:
-    """Check the pool against the tables that `holders` hold.
+def check(
+    pool: BlockPool,
+    groups: Sequence[KVGroupSpec],
+    held_by_id: Mapping[str, HeldBlocks],
+    computing: Mapping[bytes, Request],
+    hasher: ContentHasher,
+) -> None:
+    """Check the pool against the tables that requests hold.
 
     Raises:
         IntegrityError: naming what is wrong.
     """
     named: Counter[int] = Counter()
-    for held in holders:
+    for held in held_by_id.values():
         _check_counters(held)
         for group in groups:
             _check_table(pool, group, held, hasher)
             named.update(block.block_id for block in held.tables[group.group_id] if block is not pool.null_block)
     _check_pool(pool, named)
+    for request in computing.values():
+        _require(request.request_id in held_by_id, f"{request.request_id} holds nothing, but is said to compute")
 
 
 def _require(condition: bool, message: str) -> None:

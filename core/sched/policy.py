@@ -62,7 +62,7 @@ class SchedulerLimits:
     policy: str = "fcfs"
     priority_ageing_s: float | None = 60.0
     long_prefill_threshold: int | None = None
-    admission_headroom: float = 0.01
+    admission_headroom: float = 0.02
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "long_prefill_threshold"):

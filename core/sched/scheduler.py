@@ -15,22 +15,13 @@ Features enter by TokenLimit and AdmissionGate (policy.py). One step is in fligh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.metrics import SchedulerCounters, SchedulerStats
 from octavo.core.base.params import FinishReason
 from octavo.core.sched.block_manager import BlockManager
 from octavo.core.sched.door import Door
-from octavo.core.sched.output import (
-    BlockIds,
-    ModelRunnerOutput,
-    NewRequest,
-    RequestDelta,
-    RunningRequest,
-    SampledTokens,
-    SchedulerOutput,
-)
+from octavo.core.sched.output import ModelRunnerOutput, RequestDelta, SampledTokens, SchedulerOutput
 from octavo.core.sched.policy import (
     AdmissionGate,
     LongPrefillLimit,
@@ -45,27 +36,10 @@ from octavo.core.sched.policy import (
 from octavo.core.sched.prefix import PrefixHit
 from octavo.core.sched.queue import WaitingQueue
 from octavo.core.sched.request import Request, RequestStatus
+from octavo.core.sched.step import Step
 
 MIN_GATE_CHECKS_PER_STEP = 64
 NOTHING_SAMPLED = SampledTokens(())
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step while it is put together, and then in flight.
-
-    Attributes:
-        budget: tokens left to give.
-        gate_checks: waiting requests that may still be shown to the gates.
-        scheduled: what update() has to account for.
-    """
-
-    budget: int
-    gate_checks: int
-    scheduled: list[tuple[Request, int]] = field(default_factory=list)
-    new_requests: list[NewRequest] = field(default_factory=list)
-    running: list[RunningRequest] = field(default_factory=list)
-    preempted: list[str] = field(default_factory=list)
 
 
 class Scheduler:
@@ -98,7 +72,7 @@ class Scheduler:
         self._gates = (*gates, SiblingGate(self._leaders), SharedPrefixGate(block_manager.computing_prefix))
         self._headroom_blocks = int(limits.admission_headroom * block_manager.num_usable_blocks)
         self._gate_checks_per_step = max(MIN_GATE_CHECKS_PER_STEP, limits.max_num_seqs)
-        self._in_flight: _Step | None = None
+        self._in_flight: Step | None = None
         self._finished_ids: list[str] = []
         self._num_arrivals = 0
         self._num_steps = 0
@@ -187,7 +161,7 @@ class Scheduler:
         """Choose the next step's work. Its result must come back through update() before the next call."""
         if self._in_flight is not None:
             raise RuntimeError("schedule() was called before the last step's result came back")
-        step = _Step(self._limits.max_num_batched_tokens, self._gate_checks_per_step)
+        step = Step(self._num_steps + 1, self._limits.max_num_batched_tokens, self._gate_checks_per_step)
         running = self._running
         head = self._first_waiting(step)
         position = 0
@@ -207,15 +181,19 @@ class Scheduler:
                 break
         return self._send(step)
 
-    def _first_waiting(self, step: _Step) -> Request | None:
+    def _first_waiting(self, step: Step) -> Request | None:
         """Ask some of the gated requests again, then as _next_waiting()."""
-        if self._waiting.num_gated and len(self._running) < self._limits.max_num_seqs:
+        if self._waiting.num_gated and self._has_place():
             self._waiting.recall(step.gate_checks // 2)
         return self._next_waiting(step)
 
-    def _next_waiting(self, step: _Step) -> Request | None:
+    def _has_place(self) -> bool:
+        """Whether a waiting request might start, be it in another's place."""
+        return len(self._running) < self._limits.max_num_seqs or self._limits.policy == "priority"
+
+    def _next_waiting(self, step: Step) -> Request | None:
         """The first waiting request that no gate holds back and that may have a place."""
-        if step.preempted or (len(self._running) >= self._limits.max_num_seqs and self._limits.policy == "fcfs"):
+        if step.preempted or not self._has_place():
             return None
         while step.gate_checks > 0 and (request := self._waiting.peek()) is not None:
             if all(gate.may_start(request) is None for gate in self._gates):
@@ -224,18 +202,18 @@ class Scheduler:
             step.gate_checks -= 1
         return None
 
-    def _capped(self, request: Request, num_tokens: int, num_behind: int, step: _Step) -> int:
+    def _capped(self, request: Request, num_tokens: int, num_behind: int, step: Step) -> int:
         """How many of num_tokens to give now, leaving one for each running request behind this one."""
         num_tokens = min(num_tokens, step.budget - num_behind)
         for limit in self._token_limits:
             num_tokens = min(num_tokens, limit.cap(request, num_tokens, step.budget))
         return num_tokens
 
-    def _try_continue(self, request: Request, position: int, step: _Step) -> bool:
+    def _try_continue(self, request: Request, position: int, step: Step) -> bool:
         """Give a running request its tokens; False when it had to give way itself."""
         running = self._running
-        num_computed = request.num_computed_tokens
-        num_tokens = self._capped(request, len(request.token_ids) - num_computed, len(running) - position - 1, step)
+        num_missing = len(request.token_ids) - request.num_computed_tokens
+        num_tokens = self._capped(request, num_missing, len(running) - position - 1, step)
         if num_tokens <= 0:
             return True
         while (new_ids := self._blocks.try_allocate(request, num_tokens)) is None:
@@ -246,19 +224,19 @@ class Scheduler:
             self._preempt(victim, step)
             if victim is request:
                 return False
-        step.running.append(RunningRequest(request.request_id, new_ids, num_computed))
-        step.scheduled.append((request, num_tokens))
-        step.budget -= num_tokens
+        step.proceed(request, new_ids, num_tokens)
         return True
 
-    def _try_start(self, request: Request, position: int, step: _Step) -> bool:
+    def _try_start(self, request: Request, position: int, step: Step) -> bool:
         """Start a waiting request at its place among the running ones; False when there is no room for it."""
         running = self._running
         if len(running) >= self._limits.max_num_seqs and not self._give_way(request, step):
             return False
+        prefix = self._blocks.find_prefix(request)
         leader = leader_of(request, self._leaders)
         fork = None if leader is None else self._blocks.find_fork(leader, request)
-        prefix = self._blocks.find_prefix(request) if fork is None else fork
+        if fork is not None and fork.num_tokens > prefix.num_tokens:
+            prefix = fork
         num_tokens = self._capped(request, request.num_tokens - prefix.num_tokens, len(running) - position, step)
         if num_tokens <= 0:
             return False
@@ -271,11 +249,9 @@ class Scheduler:
                 num_tokens = self._smaller_chunk(request, num_tokens)
             elif not self._give_way(request, step):
                 return False
-        self._count_start(request, prefix, shared=fork is not None)
+        self._count_start(request, prefix, shared=prefix is fork)
         running.insert(position, request)
-        step.new_requests.append(_new_request(request, block_ids))
-        step.scheduled.append((request, num_tokens))
-        step.budget -= num_tokens
+        step.start(request, block_ids, num_tokens)
         return True
 
     def _smaller_chunk(self, request: Request, num_tokens: int) -> int:
@@ -293,14 +269,14 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = prefix.num_tokens
 
-    def _give_way(self, request: Request, step: _Step) -> bool:
+    def _give_way(self, request: Request, step: Step) -> bool:
         """Preempt one running request for a waiting one, if the policy says so."""
         victim = victim_for(self._running, request)
         if victim is not None:
             self._preempt(victim, step)
         return victim is not None
 
-    def _preempt(self, request: Request, step: _Step) -> None:
+    def _preempt(self, request: Request, step: Step) -> None:
         """Take all blocks of the last running request; it has no tokens in this step yet."""
         self._running.pop()
         self._blocks.free(request)
@@ -311,23 +287,13 @@ class Scheduler:
         step.preempted.append(request.request_id)
         self._waiting.push(request)
 
-    def _send(self, step: _Step) -> SchedulerOutput:
+    def _send(self, step: Step) -> SchedulerOutput:
         self._in_flight = step
         self._num_steps += 1
-        num_tokens = self._limits.max_num_batched_tokens - step.budget
-        self._counters.steps += num_tokens > 0
-        self._counters.scheduled_tokens += num_tokens
+        self._counters.steps += step.num_tokens > 0
+        self._counters.scheduled_tokens += step.num_tokens
         finished_ids, self._finished_ids = self._finished_ids, []
-        return SchedulerOutput(
-            step_id=self._num_steps,
-            new_requests=tuple(step.new_requests),
-            running=tuple(step.running),
-            num_scheduled_tokens={request.request_id: n for request, n in step.scheduled},
-            finished_request_ids=tuple(finished_ids),
-            preempted_request_ids=tuple(step.preempted),
-            block_copies=self._blocks.take_copies(),
-            total_num_scheduled_tokens=num_tokens,
-        )
+        return step.output(finished_ids, self._blocks.take_copies())
 
     # ------------------------------------------------------------------------------------------ its result
 
@@ -338,7 +304,7 @@ class Scheduler:
             A delta for each request that gained tokens or prompt logprobs, or that ended, in batch order.
         """
         step = self._in_flight
-        if step is None or scheduled.step_id != self._num_steps:
+        if step is None or scheduled.step_id != step.step_id:
             raise RuntimeError(f"step {scheduled.step_id} is not in flight")
         self._in_flight = None
         deltas: list[RequestDelta] = []
@@ -374,12 +340,14 @@ class Scheduler:
             outputs.append(token_id)
             request.token_ids.append(token_id)
             if token_id in end_token_ids and len(outputs) > request.sampling.min_tokens:
-                stop_reason = token_id if token_id in request.sampling.stop_token_ids else None
-                new = SampledTokens(sampled.token_ids[:i], sampled.logprobs)
-                return self._finish(request, FinishReason.STOP, stop_reason, new, prompt_logprobs)
-            if len(outputs) >= request.max_tokens:
-                new = SampledTokens(sampled.token_ids[:i], sampled.logprobs)
-                return self._finish(request, FinishReason.LENGTH, None, new, prompt_logprobs)
+                reason = FinishReason.STOP
+            elif len(outputs) >= request.max_tokens:
+                reason = FinishReason.LENGTH
+            else:
+                continue
+            is_stop_id = reason is FinishReason.STOP and token_id in request.sampling.stop_token_ids
+            taken = SampledTokens(sampled.token_ids[:i], sampled.logprobs)
+            return self._finish(request, reason, token_id if is_stop_id else None, taken, prompt_logprobs)
         self._counters.generated_tokens += len(sampled.token_ids)
         cached = request.num_cached_tokens
         return RequestDelta(request_id, sampled.token_ids, sampled.logprobs, prompt_logprobs, None, None, cached)
@@ -419,19 +387,3 @@ class Scheduler:
             num_cached_tokens=request.num_cached_tokens,
             error=error,
         )
-
-
-def _new_request(request: Request, block_ids: BlockIds) -> NewRequest:
-    return NewRequest(
-        request_id=request.request_id,
-        token_ids=tuple(request.token_ids),
-        num_prompt_tokens=request.num_prompt_tokens,
-        sampling=request.sampling,
-        choice_index=request.choice_index,
-        end_token_ids=request.end_token_ids,
-        block_ids=block_ids,
-        num_computed_tokens=request.num_computed_tokens,
-        adapter_id=request.adapter_id,
-        resumed=request.num_preemptions > 0,
-        needs_prompt_logprobs=request.needs_prompt_logprobs,
-    )
