@@ -80,9 +80,19 @@ def _dispatch(words: list[str]) -> int:
     command = importlib.import_module(f"octavo.core.cli.{COMMANDS[name].module}")
     parser = Parser(prog=f"octavo {name}", description=command.__doc__)
     command.add_arguments(parser)
-    code: int = command.run(parser.parse(rest))
+    args = parser.parse(rest)
+    _log_to_stderr()
+    code: int = command.run(args)
     sys.stdout.flush()  # a closed pipe shows here, where it can still be handled
     return code
+
+
+def _log_to_stderr() -> None:
+    """Show what Octavo has to say (which backend it chose, what runs slowly), and only warnings of libraries."""
+    import logging
+
+    logging.basicConfig(format="octavo: %(message)s", level=logging.WARNING, force=True)
+    logging.getLogger("octavo").setLevel(logging.INFO)
 
 
 def _overview() -> str:

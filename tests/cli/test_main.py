@@ -1,6 +1,7 @@
 """The front of the command line: help is quick, mistakes are one line and exit code 2."""
 
 import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -118,6 +119,18 @@ def test_errors_of_the_engine_are_one_line(error, code, text, capsys, monkeypatc
     monkeypatch.setattr(importlib.import_module("octavo.core.cli.doctor"), "run", fail)
     assert front.main(["doctor"]) == code
     assert error_line(capsys) == f"octavo: error: {text}"
+
+
+def test_what_octavo_logs_is_shown_and_libraries_only_warn(capsys, monkeypatch):
+    def say(args):
+        logging.getLogger("octavo.core.anything").info("backend auto: fast")
+        logging.getLogger("library").info("noise")
+        logging.getLogger("library").warning("careful")
+        return 0
+
+    monkeypatch.setattr(importlib.import_module("octavo.core.cli.doctor"), "run", say)
+    assert front.main(["doctor"]) == 0
+    assert capsys.readouterr().err == "octavo: backend auto: fast\noctavo: careful\n"
 
 
 def test_ctrl_c_is_quiet(capsys, monkeypatch):
