@@ -26,7 +26,7 @@ from octavo.core.backend.meta import META
 from tests.backend.ragged import make_cache, make_ragged
 
 ops = ReferenceOps(torch.device("cpu"))
-UNWRITTEN = 64.0
+UNWRITTEN = -64.0
 KV = KVCacheSpec(2, 8, 6, torch.float32, 4)
 
 
