@@ -4,7 +4,7 @@
     gemma3-270m    one package with the checksum, four with a part each; the parts are joined once in the cache
 
 The packages are found, never imported: they hold data, and importing one could run code or pull in dependencies that
-nobody needs. Only `resolve.py` talks to this.
+nobody needs. `resolve.py` locates a model through this; `octavo doctor` lists what is installed.
 """
 
 from __future__ import annotations

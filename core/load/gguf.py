@@ -11,7 +11,6 @@ caller's buffer. The reordered rows of q and k are put back while they are still
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.base.errors import CheckpointError
+from octavo.core.base.host import usable_cores
 from octavo.core.load.checkpoint import CheckpointFormat, check_out, fingerprint_files
 from octavo.core.load.gguf_file import GGUFFile, TensorInfo
 from octavo.core.load.gguf_names import architecture_of, hf_config, hf_names, token_ids
@@ -52,7 +52,7 @@ class GGUFCheckpoint:
         self.generation_config: Mapping[str, Any] = token_ids(self._file)
         self.metadata: Mapping[str, Any] = self._file.metadata
         self.total_bytes = sum(tensor.num_bytes for tensor in self._file.tensors.values())
-        self._num_threads = min(num_threads or len(os.sched_getaffinity(0)), MAX_THREADS)
+        self._num_threads = min(num_threads or usable_cores(), MAX_THREADS)
         self._executor = ThreadPoolExecutor(max(1, self._num_threads - 1), thread_name_prefix="octavo-load")
 
     @cached_property
