@@ -238,9 +238,9 @@ class Ops(Protocol):
 
         Shapes: q [T, H, D], out [T, H, Dv] in q's dtype; lse [T, H] fp32, natural log, sinks included.
         Units: window in tokens, the query's own included; the causal mask is aligned bottom-right.
-        Order: scale, softcap c·tanh(s / c), ALiBi, mask, softmax whose denominator the sinks join.
+        Order: scale, softcap c·tanh(s / c), ALiBi slope·(key - row), mask, softmax whose denominator the sinks join.
         Requires: write_kv ran for this step.  Mutates: nothing.
-        Numerics: fp32 accumulation; a row with nothing to see gives 0 and lse -inf.
+        Numerics: fp32 accumulation; a row that sees no key gives 0 and lse -inf, sinks or not.
         Errors: UnsupportedOp.
         Source: Kwon et al. 2023 (PagedAttention); Dao 2023 (FlashAttention-2).
         """

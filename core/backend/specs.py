@@ -122,13 +122,24 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class RowSpec:
-    """Ops on rows: embed, rms_norm, rotary, act_mul, quantize, sample, moe_route, merge_attention, all_reduce_norm.
+    """Ops on rows.
+
+        op                 width          variant               extent
+        embed              hidden                               vocabulary
+        rms_norm           hidden or D    "" | "residual"
+        rotary             D              "" | "interleaved"    rotary_dim
+        act_mul            2 * I          the gate
+        quantize           K              the format            group_size
+        merge_attention    D
+        all_reduce_norm    hidden
+        moe_route          experts        the scoring           top_k
+        sample             vocabulary
 
     Attributes:
-        width: elements of a row (hidden size, head dim, vocabulary, experts, …).
+        width: elements of an input row.
         dtype: of the input rows.
-        variant: what distinguishes calls of one op ("residual", "interleaved", "silu", a quantiser's format, …).
-        extent: a second size where the op has one (rotary_dim, top_k, vocabulary of an embedding).
+        variant: what distinguishes calls of one op.
+        extent: a second size where the op has one.
     """
 
     width: int

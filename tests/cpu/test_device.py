@@ -1,0 +1,141 @@
+"""The CPU as a device: memory, KV pools and views, life cycle; with and without its native kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from octavo.backends.cpu import device as cpu_device
+from octavo.backends.cpu import native
+from octavo.backends.cpu.device import CpuBackend
+from octavo.core.backend import (
+    BackendConfig,
+    BackendRegistry,
+    DeviceBackend,
+    GemmSpec,
+    KVCacheSpec,
+    KVLayout,
+    MemoryInfo,
+    OpSet,
+    PlainWeight,
+    RowSpec,
+    WeightSpec,
+)
+from octavo.core.base.errors import BackendUnavailable, ConfigError
+
+GIB = 2**30
+
+
+@pytest.fixture
+def backend() -> Iterator[DeviceBackend]:
+    registry = BackendRegistry.discover()
+    made = registry.create(registry.choose("cpu"), num_threads=2)
+    yield made
+    made.close()
+
+
+def test_tensors_go_to_the_device_and_back(backend: DeviceBackend) -> None:
+    x, out = torch.arange(3), backend.empty(5, dtype=torch.int64)
+    assert out.shape == (5,)
+    filled = backend.from_host(x, out=out)
+    assert filled.data_ptr() == out.data_ptr()
+    assert filled.tolist() == [0, 1, 2]
+    copy = backend.from_host(x)
+    x += 1
+    assert copy.tolist() == [0, 1, 2]
+    host = backend.to_host(copy)
+    copy += 1
+    assert host.tolist() == [0, 1, 2]
+    event = backend.record_event()
+    event.wait()
+    assert event.done()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_kv_view_covers_each_slot_once(backend: DeviceBackend, dtype: torch.dtype) -> None:
+    spec = KVCacheSpec(num_kv_heads=3, head_dim=5, v_head_dim=4, dtype=dtype, block_size=2)
+    pool = backend.allocate_kv_pool(7, spec.block_bytes + 8)
+    cache = backend.kv_view(pool, spec)
+    assert cache.layout is KVLayout.HND
+    assert cache.key_NSKD is not None
+    assert cache.value_NSKD is not None
+    assert cache.key_NSKD.shape == (7, 2, 3, 5)
+    assert cache.value_NSKD.shape == (7, 2, 3, 4)
+    pool.storage.zero_()
+    for view in (cache.key_NSKD, cache.value_NSKD):
+        view += 1
+    ones = pool.storage.view(dtype)[: 7 * pool.block_bytes // dtype.itemsize]
+    assert float(ones.float().max()) == 1  # no element is in two places
+    assert float(ones.float().sum()) == 7 * spec.block_bytes / dtype.itemsize
+    assert (ones.view(7, -1)[:, spec.block_bytes // dtype.itemsize :] == 0).all()  # padding stays
+
+
+def test_specs_of_other_shapes_view_the_same_pool(backend: DeviceBackend) -> None:
+    pool = backend.allocate_kv_pool(4, 256)
+    wide = backend.kv_view(pool, KVCacheSpec(1, 8, 8, torch.float32, 4))
+    mla = backend.kv_view(pool, KVCacheSpec(1, 16, 0, torch.float32, 4))
+    assert mla.layout is KVLayout.MLA
+    assert wide.key_NSKD is not None
+    assert mla.key_NSKD is not None
+    assert wide.key_NSKD[3].data_ptr() == mla.key_NSKD[3].data_ptr()
+    with pytest.raises(ValueError, match="do not fit"):
+        backend.kv_view(pool, KVCacheSpec(1, 8, 8, torch.float32, 8))
+
+
+def test_pools_beyond_free_memory_are_refused_together(backend: DeviceBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "memory_info", lambda: MemoryInfo(GIB, GIB))
+    backend.allocate_kv_pool(600, 2**20)
+    with pytest.raises(ConfigError, match=r"1\.17 GiB do not fit: 1\.00 GiB .* lower num_kv_blocks") as error:
+        backend.allocate_kv_pool(600, 2**20)  # the first is untouched, so the system still calls it free
+    assert error.value.field == "num_kv_blocks"
+
+
+def test_memory_info_is_plausible(backend: DeviceBackend) -> None:
+    info = backend.memory_info()
+    assert 0 < info.free_bytes <= info.total_bytes == backend.capabilities.total_memory_bytes
+
+
+def test_one_rank_only(backend: DeviceBackend) -> None:
+    assert backend.communicator(0, 1, "").world_size == 1
+    with pytest.raises(BackendUnavailable, match="tensor_parallel_size"):
+        backend.communicator(0, 2, "")
+
+
+def test_close_restores_torchs_threads_and_may_be_called_twice() -> None:
+    before = torch.get_num_threads()
+    made = CpuBackend(BackendConfig(num_threads=3))
+    made.close()
+    made.close()
+    assert torch.get_num_threads() == before
+
+
+def test_without_native_kernels_everything_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_device.native, "load", lambda: None)
+    made = CpuBackend(BackendConfig(num_threads=2))
+    try:
+        assert torch.get_num_threads() == 2
+        assert not made.capabilities.batch_invariant
+        ops = OpSet(made)
+        spec = GemmSpec(WeightSpec(4, 3, torch.float32), torch.float32, torch.float32)
+        w, gemm = ops.prepare_weight(spec), ops.bind("gemm", spec)
+        assert isinstance(w, PlainWeight)
+        w.place(torch.ones(4, 3), 0)
+        out = made.empty(2, 4, dtype=torch.float32)
+        gemm(torch.ones(2, 3), w, out=out)
+        assert torch.equal(out, torch.full((2, 4), 3.0))
+        ops.bind("rms_norm", RowSpec(4, torch.float32))
+        assert {c.implementation for c in ops.report()} == {"fallback"}
+    finally:
+        made.close()
+
+
+def test_with_native_kernels_torch_keeps_to_one_thread(backend: DeviceBackend) -> None:
+    if native.load() is None:
+        pytest.skip("no native library on this machine")
+    assert torch.get_num_threads() == 1
+    assert backend.capabilities.batch_invariant
+    ops = OpSet(backend, strict=True)
+    ops.bind("gemm", GemmSpec(WeightSpec(4, 3, torch.float32), torch.float32, torch.float32))
+    ops.verify()
