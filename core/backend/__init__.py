@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo.core.backend.comm import Communicator, SingleRank
-    from octavo.core.backend.composites import Decomposition, decompositions
     from octavo.core.backend.device import (
         Capabilities,
         DeviceBackend,
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "comm": ("Communicator", "SingleRank"),
-    "composites": ("Decomposition", "decompositions"),
     "device": (
         "Capabilities",
         "DeviceBackend",
@@ -101,7 +99,6 @@ __all__ = [
     "CacheSpec",
     "Capabilities",
     "Communicator",
-    "Decomposition",
     "DeviceBackend",
     "Epilogue",
     "Event",
@@ -137,7 +134,6 @@ __all__ = [
     "StepPlan",
     "Unsupported",
     "WeightSpec",
-    "decompositions",
     "hookimpl",
     "output_shapes",
     "torch_kv_view",
