@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 
 from octavo.backends.cpu import native
-from octavo.backends.cpu.host import cpu_name, memory
+from octavo.backends.cpu.host import cpu_name
 from octavo.backends.cpu.ops import CpuOps
 from octavo.backends.cpu.threads import default_num_threads
 from octavo.core.backend import (
@@ -37,6 +37,7 @@ from octavo.core.backend import (
     torch_kv_view,
 )
 from octavo.core.base.errors import BackendUnavailable, ConfigError
+from octavo.core.base.host import host_memory
 
 KV_LAYOUT = KVLayout.HND
 """One head's keys of a block lie side by side, which is what a core reads when it works on one head."""
@@ -72,8 +73,8 @@ class CpuBackend:
         self.capabilities = _capabilities(self._context)
 
     def memory_info(self) -> MemoryInfo:
-        free, total = memory()
-        return MemoryInfo(free, total)
+        memory = host_memory()
+        return MemoryInfo(memory.free_bytes, memory.total_bytes)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
@@ -150,7 +151,7 @@ def _capabilities(context: native.NativeContext | None) -> Capabilities:
         activation_dtype=dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float32),
         default_dtype=torch.float32,
         kv_dtypes=(torch.float32, torch.bfloat16, torch.float16),
-        total_memory_bytes=memory()[1],
+        total_memory_bytes=host_memory().total_bytes,
         default_max_num_batched_tokens=512,
         batch_invariant=context is not None,
     )

@@ -9,6 +9,7 @@ Linux's files are read where they exist (cgroup v2 and v1); elsewhere the interp
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +27,32 @@ class HostMemory:
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """How many cores this process may keep busy: its affinity, cut to the container's quota, at least 1.
+    """How many logical cores this process may keep busy: its affinity, cut to its quota rounded up, at least 1.
 
     Args:
         root: where /proc and /sys are found; the tests bring their own.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota_cores(root)
-    return max(1, cores if quota is None else min(cores, int(quota)))
+    quota = cpu_quota(root)
+    return cores if quota is None else min(cores, max(1, math.ceil(quota)))
+
+
+def cpu_quota(root: Path = _ROOT) -> float | None:
+    """Cores' worth of time that the tightest of this process's groups grants; None where none limits it.
+
+    Args:
+        root: where /proc and /sys are found; the tests bring their own.
+    """
+    quotas = []
+    for folder in _cgroup_folders(root, ""):
+        words = _words(folder / "cpu.max")
+        if len(words) == 2 and words[0] != "max":
+            quotas.append(int(words[0]) / int(words[1]))
+    for folder in _cgroup_folders(root, "cpu"):
+        quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if quota is not None and period and quota > 0:
+            quotas.append(quota / period)
+    return min(quotas, default=None)
 
 
 def host_memory(root: Path = _ROOT) -> HostMemory:
@@ -60,20 +79,6 @@ def host_memory(root: Path = _ROOT) -> HostMemory:
             total_bytes = min(total_bytes, limit)
             free_bytes = min(free_bytes, max(0, limit - used))
     return HostMemory(free_bytes=free_bytes, total_bytes=total_bytes)
-
-
-def _cgroup_quota_cores(root: Path) -> float | None:
-    """The smallest CPU quota on the way from the root group to this process's own, in cores."""
-    quotas = []
-    for folder in _cgroup_folders(root, ""):
-        words = _words(folder / "cpu.max")
-        if len(words) == 2 and words[0] != "max":
-            quotas.append(int(words[0]) / int(words[1]))
-    for folder in _cgroup_folders(root, "cpu"):
-        quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-        if quota is not None and period and quota > 0:
-            quotas.append(quota / period)
-    return min(quotas, default=None)
 
 
 def _cgroup_folders(root: Path, controller: str) -> list[Path]:
