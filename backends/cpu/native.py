@@ -77,9 +77,7 @@ class NativeLibrary:
         self._args_bytes = _prototype(library.octavo_args_bytes, ctypes.c_int64, ctypes.c_char_p)
         self._isa_supported = _prototype(library.octavo_isa_supported, ctypes.c_int, ctypes.c_char_p)
         self._replay = _prototype(library.octavo_replay, ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)
-        self.create_context = _prototype(
-            library.octavo_context_create, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
-        )
+        self.create_context = _prototype(library.octavo_context_create, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
         self.destroy_context = _prototype(library.octavo_context_destroy, None, ctypes.c_void_p)
         self.context_isa = _prototype(library.octavo_context_isa, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -92,7 +90,9 @@ class NativeLibrary:
         address = self._kernel_address(name.encode())
         size_bytes = self._args_bytes(name.encode())
         if address is None or size_bytes != ctypes.sizeof(args):
-            raise NativeError(f"octavo_{name} takes {size_bytes} bytes; its mirror {args.__name__} has {ctypes.sizeof(args)}")
+            raise NativeError(
+                f"octavo_{name} takes {size_bytes} bytes; its mirror {args.__name__} has {ctypes.sizeof(args)}"
+            )
         return NativeKernel(name, address, args)
 
     def supported_isas(self) -> list[str]:
@@ -140,7 +140,9 @@ class NativeContext:
         isa = isa or os.environ.get(ISA_VARIABLE) or None
         supported = library.supported_isas()
         if isa is not None and isa not in supported:
-            raise ConfigError(f"{ISA_VARIABLE} is {isa!r}; this machine runs {', '.join(supported)}", field=ISA_VARIABLE)
+            raise ConfigError(
+                f"{ISA_VARIABLE} is {isa!r}; this machine runs {', '.join(supported)}", field=ISA_VARIABLE
+            )
         self.library = library
         self.handle: int = library.create_context(num_threads, isa.encode() if isa else None)
         if not self.handle:
