@@ -19,6 +19,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,7 +36,10 @@ from octavo.core.engine.prompts import Message, Prompt, PromptReader, ServedMode
 from octavo.core.text.tokenizer import Tokenizer
 
 STOP_SECONDS = 5.0
-"""How long the engine process may take to end when asked, before it is killed."""
+"""How long the engine process may take to end when asked."""
+
+KILL_SECONDS = 2.0
+"""How long it may take to notice that its front is gone, before it is killed."""
 
 
 class AsyncEngine:
@@ -139,26 +143,27 @@ class AsyncEngine:
             InvalidRequest: before anything is yielded; the engine goes on.
             EngineDead: the engine ended.
         """
-        params = params or SamplingParams()
-        if params.logits_processors:
-            raise InvalidRequest(
-                "logits_processors run in the engine's own process only; use LLM for them", field="logits_processors"
-            )
-        request_id = str(next(self._ids))
-        request = await asyncio.to_thread(
-            self._reader.read, request_id, prompt, params, priority=priority, cache_salt=cache_salt
-        )
-        queue = self._streams[request_id] = asyncio.Queue()
-        self._processor.add(request, prompt if isinstance(prompt, str) else None)
+        request_id = await self._submit(prompt, params, priority, cache_salt)
         try:
-            await self._send(messages.submit_of(request))
-            finished = False
-            while not finished:
-                piece = await queue.get()
-                if isinstance(piece, Exception):
-                    raise piece
-                finished = piece.finished
+            async for piece in self._pieces(request_id):
                 yield piece
+        finally:
+            await self._drop(request_id)
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> RequestOutput:
+        """Continue one prompt to its end; arguments and errors are those of `generate`."""
+        request_id = await self._submit(prompt, params, priority, cache_salt)
+        try:
+            async for _ in self._pieces(request_id):
+                pass
+            return self._processor.result(request_id)
         finally:
             await self._drop(request_id)
 
@@ -193,7 +198,7 @@ class AsyncEngine:
         if self._receiver is not None:
             self._receiver.cancel()
         self._fail(EngineDead("the engine was closed"))
-        await channel.close()
+        await channel.close(ask=self._receiver is not None)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -203,6 +208,39 @@ class AsyncEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _submit(
+        self, prompt: Prompt, params: SamplingParams | None, priority: int, cache_salt: str | None
+    ) -> str:
+        """Check a request, open its stream and send it; returns its id."""
+        params = params or SamplingParams()
+        if params.logits_processors:
+            raise InvalidRequest(
+                "logits_processors run in the engine's own process only; use LLM for them", field="logits_processors"
+            )
+        request_id = str(next(self._ids))
+        request = await asyncio.to_thread(
+            self._reader.read, request_id, prompt, params, priority=priority, cache_salt=cache_salt
+        )
+        self._streams[request_id] = asyncio.Queue()
+        self._processor.add(request, prompt if isinstance(prompt, str) else None)
+        try:
+            await self._send(messages.submit_of(request))
+        except BaseException:
+            await self._drop(request_id)
+            raise
+        return request_id
+
+    async def _pieces(self, request_id: str) -> AsyncIterator[RequestOutput]:
+        """What comes for a request, until it is finished."""
+        queue = self._streams[request_id]
+        finished = False
+        while not finished:
+            piece = await queue.get()
+            if isinstance(piece, Exception):
+                raise piece
+            finished = piece.finished
+            yield piece
 
     async def _send(self, message: messages.ToEngine) -> None:
         if self._died is not None:
@@ -277,7 +315,7 @@ class _Channel:
             outbox.bind(f"ipc://{folder}/to")
             await channel._start_process(config)
         except BaseException:
-            await channel.close()
+            await channel.close(ask=False)
             raise
         return channel
 
@@ -294,11 +332,7 @@ class _Channel:
             stdin=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
         )
-        start = {
-            "config": dataclasses.asdict(config),
-            "inbox": f"ipc://{self._folder}/to",
-            "outbox": f"ipc://{self._folder}/from",
-        }
+        start = {"config": dataclasses.asdict(config), "folder": str(self._folder)}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(start).encode() + b"\n")
         await self._process.stdin.drain()
@@ -323,20 +357,25 @@ class _Channel:
             arriving.cancel()
             ending.cancel()
 
-    async def close(self) -> None:
-        """End the process and remove the sockets."""
+    async def close(self, *, ask: bool) -> None:
+        """End the process and remove the sockets; with `ask`, give it time to end by itself."""
         if self._process is not None:
-            await self._end_process(self._process)
+            await self._end_process(self._process, ask=ask)
         self._inbox.close(linger=0)
         self._outbox.close(linger=0)
         self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _end_process(self, process: asyncio.subprocess.Process) -> None:
+    async def _end_process(self, process: asyncio.subprocess.Process, *, ask: bool) -> None:
+        if ask and process.returncode is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self.send(messages.Stop())
+                    await process.wait()
         if process.stdin is not None:
-            process.stdin.close()  # the process ends when its stdin does
+            process.stdin.close()  # the process ends with its stdin, also while it loads or computes
         try:
-            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+            await asyncio.wait_for(process.wait(), KILL_SECONDS)
         except TimeoutError:
             process.kill()
             await process.wait()

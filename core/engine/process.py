@@ -1,21 +1,22 @@
 """The engine process: one engine behind two sockets. `AsyncEngine` starts it: `python -m octavo.core.engine.process`.
 
-    stdin: one line of JSON {"config": …, "inbox": address, "outbox": address}, then nothing; its end means that the
-           front is gone, and the process ends too
-    inbox  ── messages ──> [ drain, step, send ] ── messages ──> outbox
+    stdin: one line of JSON {"config": …, "folder": …}, then nothing; when it ends the front is gone, and so is the
+           process, at once and whatever it was doing
+    folder/to  ── messages ──> [ receive, step, send ] ── messages ──> folder/from
 
-Without work the loop sleeps in poll(). The engine's errors about one request go back as that request's last output;
-anything else ends the process, after a Failed that carries the cause.
+Without work the loop sleeps until a message comes. The engine's errors about one request go back as that request's
+last output; anything else ends the process, after a Failed that carries the cause.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Mapping
-from typing import Any
+import threading
+from pathlib import Path
 
 import zmq
 
@@ -38,21 +39,16 @@ class EngineLoop:
         engine: its only user.
         inbox: a PULL socket.
         outbox: a PUSH socket.
-        front: a file descriptor that becomes readable when the front is gone.
     """
 
-    def __init__(self, engine: Engine, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes], front: int) -> None:
+    def __init__(self, engine: Engine, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
         self._engine = engine
         self._inbox = inbox
         self._outbox = outbox
-        self._front = front
-        self._poller = zmq.Poller()
-        self._poller.register(inbox, zmq.POLLIN)
-        self._poller.register(front, zmq.POLLIN)
         self._running = True
 
     def run(self) -> None:
-        """Serve until told to stop, or until the front is gone."""
+        """Serve until told to stop."""
         engine = self._engine
         self._send(
             messages.Ready(
@@ -73,10 +69,9 @@ class EngineLoop:
     def _receive(self, *, wait: bool) -> list[EngineOutput]:
         """Handle what has arrived; with `wait`, sleep until something does."""
         outputs: list[EngineOutput] = []
-        ready = dict(self._poller.poll(None if wait else 0))
-        if self._front in ready:
-            self._running = False
-        while self._running and self._inbox.poll(0):
+        timeout_ms = None if wait else 0
+        while self._running and self._inbox.poll(timeout_ms):
+            timeout_ms = 0
             outputs += self._handle(messages.decode_to_engine(self._inbox.recv()))
         return outputs
 
@@ -115,34 +110,38 @@ def main() -> int:
     """Load the model, then serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what ends
     start = json.loads(sys.stdin.readline())
-    with zmq.Context() as context:
-        outbox = context.socket(zmq.PUSH)
-        outbox.setsockopt(zmq.LINGER, LINGER_MS)
-        outbox.connect(start["outbox"])
-        inbox = context.socket(zmq.PULL)
-        inbox.connect(start["inbox"])
+    folder = Path(start["folder"])
+    threading.Thread(target=_end_with_front, args=(folder,), daemon=True).start()
+    with zmq.Context() as context, context.socket(zmq.PULL) as inbox, context.socket(zmq.PUSH) as outbox:
+        outbox.connect(f"ipc://{folder}/from")
+        inbox.connect(f"ipc://{folder}/to")
         try:
-            _serve(start["config"], inbox, outbox)
+            _serve(EngineConfig(**start["config"]), inbox, outbox)
         except BaseException as error:
             outbox.send(messages.encode(messages.failed_of(error)))
             return 1
         finally:
-            inbox.close(linger=0)
-            outbox.close()
+            inbox.setsockopt(zmq.LINGER, 0)
+            outbox.setsockopt(zmq.LINGER, LINGER_MS)
     return 0
 
 
-def _serve(config_values: Mapping[str, Any], inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
-    config = EngineConfig(**config_values)
+def _serve(config: EngineConfig, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
     with open_model(config) as opened:
         engine = Engine.from_checkpoint(config, opened.checkpoint)
     try:
-        EngineLoop(engine, inbox, outbox, sys.stdin.fileno()).run()
+        EngineLoop(engine, inbox, outbox).run()
     finally:
         engine.close()
 
 
+def _end_with_front(folder: Path) -> None:
+    """Wait for the end of stdin, then end this process and what the front could not remove."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    os._exit(status)  # no interpreter teardown: threads of libraries must not delay the front's noticing
+    sys.exit(main())
