@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 
+WARM_PROMPT_TOKENS, WARM_NEW_TOKENS = 32, 4
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The mode, MODEL, what to serve and beside whom, and every setting of the engine."""
@@ -58,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if not hasattr(args, "max_num_seqs"):
         config = dataclasses.replace(config, max_num_seqs=workload.max_seqs)
     if config.max_model_len is None:
-        config = dataclasses.replace(config, max_model_len=workload.longest_tokens)
+        longest = max(workload.longest_tokens, WARM_PROMPT_TOKENS + WARM_NEW_TOKENS)
+        config = dataclasses.replace(config, max_model_len=longest)
     report = _measure(config, workload, args)
     print(_summary(report))
     if args.json:
@@ -76,7 +79,8 @@ def _measure(config: EngineConfig, workload: Workload, args: argparse.Namespace)
         llm = stack.enter_context(LLM(**engine_keywords(config)))
         load_seconds = time.perf_counter() - started
         peers = [stack.enter_context(Peer(*peer_command(text), [args.workload])) for text in args.peer]
-        llm.generate([[100] * 32], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
+        warm = SamplingParams(temperature=0.0, max_tokens=WARM_NEW_TOKENS, ignore_eos=True)
+        llm.generate([[100] * WARM_PROMPT_TOKENS], warm)
         runs: list[Result] = []
         peer_runs: dict[str, list[Result]] = {peer.name: [] for peer in peers}
         for number in range(args.repeats):
