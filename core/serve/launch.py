@@ -77,7 +77,7 @@ async def _serve(config: EngineConfig, server: ServeConfig, listener: socket.soc
         web = uvicorn.Server(
             uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS)
         )
-        web.capture_signals = nullcontext  # type: ignore[method-assign]  # they are ours, see _Signals
+        web.capture_signals = nullcontext  # type: ignore[assignment,method-assign]  # ours: see _Signals
         signals.hand_to(web)
         host, port = listener.getsockname()[:2]
         sys.stderr.write(f"octavo: serving {name} on http://{host}:{port}\n")
