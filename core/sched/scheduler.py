@@ -230,8 +230,6 @@ class Scheduler:
     def _try_start(self, request: Request, position: int, step: Step) -> bool:
         """Start a waiting request at its place among the running ones; False when there is no room for it."""
         running = self._running
-        if len(running) >= self._limits.max_num_seqs and not self._give_way(request, step):
-            return False
         prefix = self._blocks.find_prefix(request)
         leader = leader_of(request, self._leaders)
         fork = None if leader is None else self._blocks.find_fork(leader, request)
@@ -239,6 +237,8 @@ class Scheduler:
             prefix = fork
         num_tokens = self._capped(request, request.num_tokens - prefix.num_tokens, len(running) - position, step)
         if num_tokens <= 0:
+            return False
+        if len(running) >= self._limits.max_num_seqs and not self._give_way(request, step):
             return False
         while True:
             keep_free = self._headroom_blocks if running else 0
