@@ -68,22 +68,20 @@ def _top_p_floor(scaled_RV: torch.Tensor, top_k_floor_R: torch.Tensor, top_p_R: 
     if not rows.numel():
         return floor_R
     x_RV = _rows(scaled_RV, rows)
-    weight_RV = x_RV.masked_fill(x_RV < top_k_floor_R[rows].unsqueeze(-1), -torch.inf).exp_()
-    target_R = top_p_R[rows] * weight_RV.cumsum(dim=-1)[:, -1]
+    x_RV = x_RV.masked_fill(x_RV < top_k_floor_R[rows].unsqueeze(-1), -torch.inf)
+    target_R = top_p_R[rows] * x_RV.exp().cumsum(dim=-1)[:, -1]
     prefix = min(_TOP_P_PREFIX, x_RV.shape[1])
-    weight_RK, ids_RK = weight_RV.topk(prefix, dim=-1)
-    floor_R[rows], reached_R = _mass_floor(weight_RK, x_RV.gather(1, ids_RK), target_R)
+    floor_R[rows], reached_R = _mass_floor(x_RV.topk(prefix, dim=-1).values, target_R)
     deep = torch.nonzero(~reached_R).squeeze(-1)
     if deep.numel() and prefix < x_RV.shape[1]:
-        weight_RV, ids_RV = _rows(weight_RV, deep).sort(dim=-1, descending=True)
-        floor_R[rows[deep]] = _mass_floor(weight_RV, _rows(x_RV, deep).gather(1, ids_RV), target_R[deep])[0]
+        x_RV = _rows(x_RV, deep).sort(dim=-1, descending=True).values
+        floor_R[rows[deep]] = _mass_floor(x_RV, target_R[deep])[0]
     return floor_R
 
 
-def _mass_floor(
-    weight_RK: torch.Tensor, x_RK: torch.Tensor, target_R: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The value at which the running sum of weights, largest first, reaches the target, and whether it does."""
+def _mass_floor(x_RK: torch.Tensor, target_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of values in falling order, the one at which the sum of weights reaches the target, and whether it does."""
+    weight_RK = x_RK.exp()
     mass_RK = weight_RK.cumsum(dim=-1)
     index_R = torch.searchsorted(mass_RK, target_R.unsqueeze(-1)).squeeze(-1)
     reached_R = index_R < mass_RK.shape[1]
