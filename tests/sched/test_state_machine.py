@@ -168,7 +168,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=30_000 if NIGHTLY else 400,
+    max_examples=30_000 if NIGHTLY else 250,
     stateful_step_count=40,
     derandomize=not NIGHTLY,
     deadline=None,
