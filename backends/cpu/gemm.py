@@ -4,8 +4,8 @@
     gemm(x, w)       ──> octavo_gemm      reads it; bias, gate and residual are applied as the sums leave the registers
     embed / rows     ──> octavo_embed     gathers a row of it, so that a tied embedding is stored once
 
-A call checks shapes and packs its fields into one struct; no tensor is made. Only CpuOps builds GemmOps; only the methods
-here look inside a CpuWeight.
+A call checks shapes and packs its fields into one struct; no tensor is made. Only CpuOps builds GemmOps; only the
+methods here look inside a CpuWeight.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class GemmOps:
         return CpuWeight(spec, self)
 
     def pack(self, part_NK: torch.Tensor, w: CpuWeight, row: int, *, panel_first: int, panel_step: int) -> None:
-        """Place a plain part (fp32, bf16 or fp16, contiguous rows) at a row of the weight, or of one half of a gated one."""
+        """Place a plain part (fp32, bf16 or fp16; contiguous rows) at a row of the weight, or of half a gated one."""
         rows, k = part_NK.shape
         self._pack(
             self._handle, part_NK.data_ptr(), w.pointer, rows, k, part_NK.stride(0), row, panel_first, panel_step,

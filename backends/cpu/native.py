@@ -3,9 +3,9 @@
     load() ── NativeLibrary ── kernel("gemm", GemmArgs) ── NativeKernel: pack fields into bytes, call, check the status
                    └────────── NativeContext: one engine's threads, scratch memory and instruction set
 
-A kernel takes one pointer to a plain C struct. Its Python mirror is a ctypes.Structure, checked against the C size when the
-kernel is looked up; a call packs the fields into a fresh immutable bytes object, so that it needs no shared buffer, is
-safe from any thread, and can be recorded and replayed. Only backends/cpu talks to this file.
+A kernel takes one pointer to a plain C struct. Its Python mirror is a ctypes.Structure, checked against the C size when
+the kernel is looked up; a call packs the fields into a fresh immutable bytes object, so that it needs no shared buffer,
+is safe from any thread, and can be recorded and replayed. Only backends/cpu talks to this file.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class NativeLibrary:
         return [isa for isa in ISAS if self._isa_supported(isa.encode())]
 
     def replay(self, calls: ctypes.Array[RecordedCall]) -> None:
-        """Run recorded calls in order, without returning to Python between them; raises NativeError at the first failure."""
+        """Run recorded calls in order without returning to Python; raises NativeError at the first failure."""
         status = self._replay(ctypes.addressof(calls), len(calls))
         if status:
             raise NativeError(f"replay: {_STATUS_TEXT.get(status, f'status {status}')}")

@@ -2,9 +2,10 @@
 
     native/*.{h,inc,cpp} ──hash──> native/build/liboctavo_cpu.<hash>.so
 
-The hash covers every source and flag, so a library that doesn't match its sources is never loaded: it has another name. Each
-instruction set is one translation unit; they compile side by side in a few seconds. Used by setup.py at install time and by
-native.py at first use in an uninstalled tree, so this file imports the standard library only and nothing of Octavo.
+The hash covers every source and flag, so a library that doesn't match its sources is never loaded: it has another name.
+Each instruction set is one translation unit; they compile side by side in a few seconds. Used by setup.py at install
+time and by native.py at first use in an uninstalled tree, so this file imports the standard library only and nothing of
+Octavo.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 SOURCE_DIR = Path(__file__).resolve().parent / "native"
 BUILD_DIR = SOURCE_DIR / "build"
+LOCK_NAME = ".lock"
 
 COMPILE_FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
@@ -74,8 +76,8 @@ def library_name(source_dir: Path = SOURCE_DIR) -> str:
 def build(out_dir: Path = BUILD_DIR, source_dir: Path = SOURCE_DIR) -> Path:
     """The matching library in out_dir, compiled if it isn't there; stale ones are removed.
 
-    Safe against concurrent builds: a lock file lets one process compile while the others wait, and the library appears by
-    rename.
+    Safe against concurrent builds: a lock file lets one process compile while the others wait, and the library appears
+    by rename.
 
     Raises:
         CompilerMissing: nothing was compiled, nothing changed.
@@ -88,13 +90,17 @@ def build(out_dir: Path = BUILD_DIR, source_dir: Path = SOURCE_DIR) -> Path:
     if compiler is None:
         raise CompilerMissing("no C++ compiler: neither $CXX nor g++, c++ or clang++ on the PATH")
     out_dir.mkdir(parents=True, exist_ok=True)
-    with _locked(out_dir / ".lock"):
+    with _locked(out_dir / LOCK_NAME):
         if not library.exists():
             with tempfile.TemporaryDirectory(dir=out_dir, prefix="tmp-") as work:
-                _compile(compiler, source_dir, Path(work), library.name).rename(library)
-            for stale in out_dir.glob("liboctavo_cpu.*.so"):
-                if stale != library:
-                    stale.unlink(missing_ok=True)
+                compiled = _compile(compiler, source_dir, Path(work), library.name)
+                if library_name(source_dir) == library.name:
+                    compiled.rename(library)
+    if not library.exists():  # a source changed under the compiler's hands
+        return build(out_dir, source_dir)
+    for stale in out_dir.glob("liboctavo_cpu.*.so"):
+        if stale != library:
+            stale.unlink(missing_ok=True)
     return library
 
 

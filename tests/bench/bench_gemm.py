@@ -2,8 +2,9 @@
 
     PYTHONPATH=src python tests/bench/bench_gemm.py [--threads 2] [--isa avx2] [--dtype bf16] [--rows 1 8 32 128]
 
-Each product runs over enough copies of its weight to stream from memory, as a model's layers do. Reported per shape: the tenth
-percentile of the times (others may share the machine), weight bytes per second (GB/s) and arithmetic (GFLOP/s); then one step's products over the whole model.
+Each product runs over enough copies of its weight to stream from memory, as a model's layers do. Reported per shape:
+the tenth percentile of the times (others may share the machine), weight bytes per second (GB/s) and arithmetic
+(GFLOP/s); then one step's products over the whole model.
 """
 
 from __future__ import annotations
@@ -94,8 +95,9 @@ def main() -> None:
             seconds = bench_shape(ops, k, n, gated, rows, dtype, args.repeats)
             gigabytes, gigaflops = n * k * dtype.itemsize / 1e9, 2 * rows * n * k / 1e9
             print(
-                f"{rows:4} {name:8} {seconds[0] * 1e3:8.3f} {gigabytes / seconds[0]:7.1f} {gigaflops / seconds[0]:8.1f} | "
-                f"{seconds[1] * 1e3:8.3f} {gigaflops / seconds[1]:8.1f}",
+                f"{rows:4} {name:8} {seconds[0] * 1e3:8.3f}",
+                f"{gigabytes / seconds[0]:7.1f} {gigaflops / seconds[0]:8.1f}",
+                f"| {seconds[1] * 1e3:8.3f} {gigaflops / seconds[1]:8.1f}",
                 flush=True,
             )
             if times == LAYERS:
