@@ -46,7 +46,8 @@ def sample_reference(
     top_k_floor_R = _top_k_floor(scaled_RV, top_k_R)
     floor_R = torch.maximum(top_k_floor_R, _top_p_floor(scaled_RV, top_k_floor_R, top_p_R))
     floor_R = torch.maximum(floor_R, min_p_R.clamp(0, 1).log())
-    scaled_RV.masked_fill_(scaled_RV < floor_R.unsqueeze(-1), -torch.inf)
+    if bool((floor_R > -torch.inf).any()):
+        scaled_RV.masked_fill_(scaled_RV < floor_R.unsqueeze(-1), -torch.inf)
     return torch.where(is_greedy_R, greedy_R, _draw(scaled_RV.exp_(), uniform_R))
 
 

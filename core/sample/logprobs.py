@@ -49,6 +49,7 @@ def position_logprobs(
         token_ids: the T tokens chosen or given.
         num_top: how many most likely tokens to report at each position.
 
+    For a prompt, row t is the model's output at prompt position t and token_ids[t] the prompt's token t + 1.
     Works through 64 rows at a time, so that memory stays bounded.
     """
     result: list[PositionLogprobs] = []
@@ -56,17 +57,6 @@ def position_logprobs(
         stop = start + _CHUNK_ROWS
         result += _chunk(logits_TV[start:stop], token_ids[start:stop], num_top[start:stop])
     return result
-
-
-def prompt_logprobs(logits_TV: torch.Tensor, token_ids: Sequence[int], num_top: int) -> list[PositionLogprobs]:
-    """Log probabilities of a stretch of the prompt.
-
-    Args:
-        logits_TV: row t is the model's output at some prompt position.
-        token_ids: per row, the prompt token at the next position.
-        num_top: how many most likely tokens to report at each.
-    """
-    return position_logprobs(logits_TV, token_ids, [num_top] * len(token_ids))
 
 
 def _chunk(logits_TV: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[PositionLogprobs]:

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from octavo.core.sample.logprobs import FLOOR_LOGPROB, position_logprobs, prompt_logprobs
+from octavo.core.sample.logprobs import FLOOR_LOGPROB, position_logprobs
 
 
 def test_values_ranks_and_most_likely():
@@ -36,11 +36,11 @@ def test_more_than_the_vocabulary_gives_the_vocabulary():
 def test_a_prompt_equals_its_positions_one_by_one():
     logits = torch.randn(150, 40, generator=torch.Generator().manual_seed(0))
     tokens = [i % 40 for i in range(150)]
-    whole = prompt_logprobs(logits, tokens, 3)
+    whole = position_logprobs(logits, tokens, [3] * 150)
     assert len(whole) == 150
     for i in (0, 63, 64, 149):
-        assert prompt_logprobs(logits[i : i + 1], tokens[i : i + 1], 3) == [whole[i]]
-    assert prompt_logprobs(logits[:0], [], 3) == []
+        assert position_logprobs(logits[i : i + 1], tokens[i : i + 1], [3]) == [whole[i]]
+    assert position_logprobs(logits[:0], [], []) == []
 
 
 def test_extreme_logits_stay_finite():
