@@ -4,6 +4,7 @@
     attention.py    plan, attention over paged and contiguous keys, merge
     cache.py        writes into the KV cache, moves of blocks
     elementwise.py  norm, rotary, gated activation
+    sampling.py     sample
 
 A group answers `supports(op, spec)` for its ops and has a method for each. CpuOps takes those methods as attributes of
 its own, so that a call costs nothing extra, and an op that no group brings is absent, by which OpSet knows. Without
@@ -19,6 +20,7 @@ from octavo.backends.cpu.cache import CacheOps
 from octavo.backends.cpu.elementwise import ElementwiseOps
 from octavo.backends.cpu.gemm import GemmOps
 from octavo.backends.cpu.native import NativeContext
+from octavo.backends.cpu.sampling import SamplingOps
 from octavo.core.backend.specs import OpSpec, Unsupported
 
 
@@ -37,6 +39,7 @@ class CpuOps:
         if context is not None:
             self._take(GemmOps(context), ops=("gemm", "embed"), besides=("prepare_weight",))
             self._take(ElementwiseOps(context), ops=("rms_norm", "act_mul", "rotary"))
+            self._take(SamplingOps(context), ops=("sample",))
             self._take(
                 CacheOps(context),
                 ops=("write_kv", "rope_write_kv", "copy_blocks", "gather_blocks", "scatter_blocks"),

@@ -1,6 +1,8 @@
 // All kernels for AVX2 + FMA + F16C.
 #include "kernels.h"
 
+#define OCTAVO_AVX2  // the pragma below need not define the compiler's own __AVX2__
+
 #if defined(__x86_64__)
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
@@ -17,6 +19,7 @@ namespace avx2 {
 #include "attention.inc"
 #include "rows.inc"
 #include "cache.inc"
+#include "sample.inc"
 OCTAVO_TABLE("avx2")
 }  // namespace avx2
 }  // namespace octavo

@@ -11,6 +11,7 @@ namespace neon {
 #include "attention.inc"
 #include "rows.inc"
 #include "cache.inc"
+#include "sample.inc"
 OCTAVO_TABLE("neon")
 }  // namespace neon
 }  // namespace octavo

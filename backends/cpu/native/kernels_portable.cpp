@@ -10,6 +10,7 @@ namespace portable {
 #include "attention.inc"
 #include "rows.inc"
 #include "cache.inc"
+#include "sample.inc"
 OCTAVO_TABLE("portable")
 }  // namespace portable
 }  // namespace octavo

@@ -64,9 +64,11 @@ OCTAVO_API int octavo_replay(const OctavoCall *calls, int64_t num_calls);
 #include "gemm.h"
 #include "attention.h"
 #include "elementwise.h"
+#include "sample.h"
 
 /* Every kernel: X(name, ArgsType). Tables, exports and look-ups are generated from this list. */
-#define OCTAVO_KERNELS(X) OCTAVO_GEMM_KERNELS(X) OCTAVO_ATTENTION_KERNELS(X) OCTAVO_ELEMENTWISE_KERNELS(X)
+#define OCTAVO_KERNELS(X) \
+    OCTAVO_GEMM_KERNELS(X) OCTAVO_ATTENTION_KERNELS(X) OCTAVO_ELEMENTWISE_KERNELS(X) OCTAVO_SAMPLE_KERNELS(X)
 
 #ifdef __cplusplus
 extern "C" {
