@@ -21,8 +21,8 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 FOLDERS = ("core", "backends", "conformance")
 EDITABLE_COMMANDS = {"develop", "editable_wheel"}
-KERNELS = "octavo.backends.cpu.native.build.liboctavo_cpu"
 KERNELS_SOURCE = Path("backends/cpu/native")
+KERNELS = KERNELS_SOURCE / "build"
 
 
 def load_native_build() -> ModuleType:
@@ -41,20 +41,20 @@ native_build = load_native_build()
 class BuildKernels(build_ext):
     """Builds the one library, whose file name holds the hash of its sources instead of Python's ABI."""
 
-    def get_ext_filename(self, fullname: str) -> str:
-        return str(Path(*fullname.split(".")[:-1]) / native_build.library_name(ROOT / KERNELS_SOURCE))
+    @property
+    def built(self) -> Path:
+        """Where the library goes on its way into a wheel."""
+        return Path(self.build_lib, "octavo", KERNELS) / native_build.library_name(ROOT / KERNELS_SOURCE)
 
-    def get_outputs(self) -> list[str]:
-        return [path for path in super().get_outputs() if Path(path).exists()]
+    @property
+    def in_place(self) -> Path:
+        """Where an editable install finds it."""
+        return KERNELS / self.built.name
 
-    def get_output_mapping(self) -> dict[str, str]:
-        mapping = super().get_output_mapping()
-        return {built: source for built, source in mapping.items() if Path(source).exists()}
-
-    def build_extension(self, ext: Extension) -> None:
-        folder = ROOT / KERNELS_SOURCE / "build" if self.inplace else Path(self.get_ext_fullpath(ext.name)).parent
+    def run(self) -> None:
+        library = self.in_place if self.inplace else self.built
         try:
-            native_build.build(folder, ROOT / KERNELS_SOURCE)
+            native_build.build(library.parent, ROOT / KERNELS_SOURCE)
         except native_build.CompilerMissing as missing:
             self.warn(
                 f"Octavo's CPU kernels are NOT built ({missing}); slow reference operations will run instead. "
@@ -63,7 +63,13 @@ class BuildKernels(build_ext):
         except native_build.CompileFailed as failed:
             raise SystemExit(f"Octavo's CPU kernels don't compile:\n{failed}") from None
         if not self.inplace:
-            (folder / native_build.LOCK_NAME).unlink(missing_ok=True)
+            (library.parent / native_build.LOCK_NAME).unlink(missing_ok=True)
+
+    def get_outputs(self) -> list[str]:
+        return [str(self.built)] if self.inplace or self.built.exists() else []
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {str(self.built): str(self.in_place)} if self.inplace and self.in_place.exists() else {}
 
 
 class PlatformWheel(bdist_wheel):
@@ -102,7 +108,7 @@ setup(
         "": ["py.typed", "*.toml", "*.md"],
         "octavo.backends.cpu": ["native/*.h", "native/*.inc", "native/*.cpp"],
     },
-    ext_modules=[Extension(KERNELS, sources=[])],
+    ext_modules=[Extension("octavo.kernels", sources=[])],  # makes the wheel one for a platform; BuildKernels builds it
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
     zip_safe=False,
 )
