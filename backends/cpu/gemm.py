@@ -14,6 +14,7 @@ import ctypes
 
 import torch
 
+from octavo.backends.cpu.memory import WeightArena
 from octavo.backends.cpu.native import NativeContext
 from octavo.core.backend.ops import Epilogue, NormPrologue, PackedWeight
 from octavo.core.backend.quant import QuantizedTensor
@@ -103,7 +104,7 @@ class CpuWeight:
     def __init__(self, spec: WeightSpec, ops: GemmOps) -> None:
         halves = 2 if spec.gated else 1
         panels = halves * -(-(spec.out_features // halves) // PANEL)
-        self._data = torch.zeros(panels, spec.in_features, PANEL, dtype=spec.dtype)
+        self._data = ops.arena.zeros(panels, spec.in_features, PANEL, dtype=spec.dtype)
         self._ops = ops
         self.spec = spec
         self.nbytes = self._data.nbytes
@@ -158,6 +159,7 @@ class GemmOps:
     """The product ops of one engine's context: `prepare_weight`, `gemm`, `embed` of the contract."""
 
     def __init__(self, context: NativeContext) -> None:
+        self.arena = WeightArena()
         self._handle = context.handle
         self._pack = context.library.kernel("pack", PackArgs)
         self._gemm = context.library.kernel("gemm", GemmArgs)

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from octavo.backends.cpu.gemm import GemmOps
+from octavo.backends.cpu.memory import WeightArena
 from octavo.backends.cpu.native import NativeError
 from octavo.core.backend.ops import Epilogue, NormPrologue
 from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
@@ -262,3 +263,15 @@ def test_nbytes_counts_the_padded_form(make_context):
     ops = GemmOps(make_context())
     assert ops.prepare_weight(WeightSpec(17, 10, torch.bfloat16)).nbytes == 32 * 10 * 2
     assert ops.prepare_weight(WeightSpec(34, 10, torch.float32, gated=True)).nbytes == 64 * 10 * 4
+
+
+def test_weights_of_all_sizes_share_mappings_and_start_zeroed():
+    arena = WeightArena()
+    shapes = [(3, 5, 16), (1, 1, 16), (2000, 576, 16), (7, 100, 16), (1, 577, 16)]
+    weights = [arena.zeros(*shape, dtype=dtype) for shape in shapes for dtype in (torch.float32, torch.bfloat16)]
+    for i, weight in enumerate(weights):
+        assert not weight.any()
+        assert weight.data_ptr() % 64 == 0
+        weight.fill_(i + 1)
+    del arena
+    assert all((weight == i + 1).all() for i, weight in enumerate(weights))
