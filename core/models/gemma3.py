@@ -39,7 +39,8 @@ class Gemma3Config(LlamaConfig):
         layer_windows: each layer's window; None where it sees all.
         local_rope: rotary parameters of layers with a window.
         query_pre_attn_scalar: scores are multiplied by its -1/2 power.
-        attn_softcap, final_softcap: of scores and of logits.
+        attn_softcap, final_softcap: of scores and of logits, as the fields say. (Hugging Face's class reads the former
+            and does not apply it; no published checkpoint sets it.)
     """
 
     layer_windows: tuple[int | None, ...]
@@ -72,7 +73,7 @@ class Gemma3Config(LlamaConfig):
             attn_softcap=reader.optional_number("attn_logit_softcapping"),
             final_softcap=reader.optional_number("final_logit_softcapping"),
         )
-        reader.finish()
+        reader.finish(neutral={"hidden_act": "gelu_pytorch_tanh"})  # hidden_activation is the one that counts
         return config
 
     @property

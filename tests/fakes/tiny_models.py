@@ -39,6 +39,7 @@ GEMMA3: dict[str, Any] = {
     "sliding_window": 8,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
     "query_pre_attn_scalar": 20,
+    "rms_norm_eps": 1e-3,  # large enough to be seen beside embeddings scaled by the root of the width
     "rope_theta": 100_000.0,
     "rope_local_base_freq": 1_000.0,
 }

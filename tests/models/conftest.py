@@ -18,7 +18,7 @@ from tests.models.step_runner import ReferenceBackend, StepRunner, load_model
 
 @pytest.fixture(autouse=True)
 def one_torch_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from more, and on a busy machine torch's spinning barrier costs fifty times the work."""
+    """Tiny tensors gain nothing from more; on a busy machine torch's spinning barrier costs fifty times the work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -26,7 +26,8 @@ LLAMAS = {
     "biases": {"attention_bias": True, "mlp_bias": True},
     "rope-theta": {"rope_theta": 500.0},
     "rope-linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-    "rope-llama3": {"rope_scaling": LLAMA3_ROPE},
+    # Enough frequencies that some lie in the blended band.
+    "rope-llama3": {"head_dim": 32, "rope_theta": 1000.0, "rope_scaling": LLAMA3_ROPE},
     "gelu": {"hidden_act": "gelu"},
 }
 GEMMAS = {
