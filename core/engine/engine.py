@@ -5,7 +5,8 @@
                         step():  schedule      execute       update
 
 Owned by whoever drives the loop: `LLM` in the caller's thread, `process.py` in an engine process. Not thread-safe.
-A request of n choices becomes n scheduler requests; all else about choices is the scheduler's.
+A request of n choices becomes n scheduler requests; all else about choices is the scheduler's. A step that does not
+come to its end (an error, Ctrl-C) leaves scheduler and device apart: the engine is dead from then on and says why.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Protocol, Self
 
 from octavo.core.backend.opset import OpChoice
 from octavo.core.base.config import EngineConfig
+from octavo.core.base.errors import EngineDead
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason
 from octavo.core.engine.prompt_scores import PromptLogprobsLimit
@@ -88,6 +90,7 @@ class Engine:
         )
         self._scheduler = Scheduler(limits, self._blocks, token_limits=(PromptLogprobsLimit(),))
         self._seeds = random.Random(config.seed)
+        self._dead: str | None = None
 
     @classmethod
     def from_checkpoint(cls, config: EngineConfig, checkpoint: Checkpoint) -> Self:
@@ -110,10 +113,13 @@ class Engine:
 
         Raises:
             InvalidRequest: it can't run here (too long, never fits the KV pool, an id in use); nothing of it stays.
+            EngineDead: the engine was closed, or a step failed.
         """
+        self._check_alive()
         params = request.params
         if params.seed is None:
             params = params.with_(seed=self._seeds.getrandbits(64))
+        sibling_params = params if params.prompt_logprobs is None else params.with_(prompt_logprobs=None)
         added: list[str] = []
         try:
             for index in range(params.n):
@@ -121,7 +127,7 @@ class Engine:
                     Request(
                         request_id=choice_id(request.request_id, index),
                         prompt_token_ids=request.prompt_token_ids,
-                        sampling=params if index == 0 else params.with_(prompt_logprobs=None),
+                        sampling=params if index == 0 else sibling_params,
                         choice_index=index,
                         parent_id=request.request_id if params.n > 1 else None,
                         eos_token_ids=frozenset(request.eos_token_ids),
@@ -150,10 +156,20 @@ class Engine:
         return self._scheduler.has_unfinished()
 
     def step(self) -> list[EngineOutput]:
-        """Run one step and return what it brought."""
-        scheduled = self._scheduler.schedule()
-        result = self._executor.execute(scheduled)
-        return [_output(delta) for delta in self._scheduler.update(scheduled, result)]
+        """Run one step and return what it brought.
+
+        Raises:
+            EngineDead: the engine was closed, or an earlier step failed.
+        """
+        self._check_alive()
+        try:
+            scheduled = self._scheduler.schedule()
+            result = self._executor.execute(scheduled)
+            deltas = self._scheduler.update(scheduled, result)
+        except BaseException as error:
+            self._dead = f"a step of the engine failed: {type(error).__name__}: {error}; make a new engine"
+            raise
+        return [_output(delta) for delta in deltas]
 
     def stats(self) -> SchedulerStats:
         """Gauges and totals at this moment."""
@@ -173,7 +189,12 @@ class Engine:
 
     def close(self) -> None:
         """Release devices and memory. Idempotent."""
+        self._dead = self._dead or "the engine was closed; make a new one"
         self._executor.close()
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineDead(self._dead)
 
 
 def _output(delta: RequestDelta) -> EngineOutput:

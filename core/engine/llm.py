@@ -1,20 +1,24 @@
 """`LLM`: an engine in the caller's own process and thread.
 
-with LLM("smollm2") as llm:
-    for output in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
-        print(output.outputs[0].text)
+    with LLM("smollm2") as llm:
+        for output in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
+            print(output.outputs[0].text)
+
+Nothing runs but in a call: each `generate` and each step of a stream drives the one engine, whoever's requests it
+then holds. Pieces of other open streams are kept for them until they are asked for.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from octavo.core.backend.opset import OpChoice
 from octavo.core.base.config import EngineConfig
-from octavo.core.base.errors import EngineDead, InvalidRequest
+from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine.engine import Engine
@@ -22,6 +26,7 @@ from octavo.core.engine.loading import open_model
 from octavo.core.engine.output_processor import OutputProcessor
 from octavo.core.engine.outputs import RequestOutput
 from octavo.core.engine.prompts import Message, Prompt, PromptReader, ServedModel
+from octavo.core.engine.wire import EngineRequest
 from octavo.core.text.tokenizer import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -54,7 +59,7 @@ class LLM:
         self._reader = PromptReader(self._model)
         self._processor = OutputProcessor(self._tokenizer)
         self._ids = itertools.count()
-        self._closed = False
+        self._streams: dict[str, deque[RequestOutput]] = {}
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -66,62 +71,72 @@ class LLM:
         """The most tokens of a prompt and its reply."""
         return self._model.max_model_len
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[RequestOutput]:
+    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
         """Continue prompts; all of them share the engine's batches.
 
         Args:
             prompts: one or several, each a string or a list of token ids.
-            params: one for all, one for each, or None for the defaults.
+            sampling_params: one for all, one for each, or None for the defaults.
 
         Returns:
             One output per prompt, in the order given. A request that failed by itself has finish_reason ERROR.
 
         Raises:
             InvalidRequest: a prompt or its parameters can't be served; none of the prompts runs.
+            EngineDead: the LLM was closed, or a step failed.
         """
         several = _as_prompts(prompts)
-        request_ids = self._submit_all(several, _as_params(params, len(several)))
+        requests = [
+            self._read(prompt, each)
+            for prompt, each in zip(several, _as_params(sampling_params, len(several)), strict=True)
+        ]
+        request_ids = [request.request_id for request in requests]
         try:
-            while self._engine.has_work():
-                self._step()
+            for request, prompt in zip(requests, several, strict=True):
+                self._submit(request, prompt)
+            unfinished = set(request_ids)
+            while unfinished:
+                unfinished.difference_update(piece.request_id for piece in self._step() if piece.finished)
         except BaseException:
             self._drop(request_ids)
             raise
         return [self._processor.result(request_id) for request_id in request_ids]
 
-    def generate_stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """Continue one prompt, yielding what each step brought. Closing the iterator ends the request.
+    def generate_stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Continue one prompt, yielding what each step brought. It starts with the first piece that is asked for;
+        closing the iterator ends the request.
 
         Raises:
             InvalidRequest: before anything is yielded.
+            EngineDead: the LLM was closed, or a step failed.
         """
-        (request_id,) = self._submit_all([prompt], [params or SamplingParams()])
-        return self._stream(request_id)
+        return self._stream(self._read(prompt, sampling_params or SamplingParams()), prompt)
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
-        params: Params = None,
+        sampling_params: Params = None,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
         """Reply to one conversation, or to several.
 
         Args:
             messages: OpenAI's messages, oldest first; or a list of such lists.
-            params: as for `generate`.
+            sampling_params: as for `generate`.
             template_arguments: of `ChatTemplate.render` (add_generation_prompt, tools, …).
 
         Raises:
             InvalidRequest: the model has no chat template, or it refuses the conversation.
         """
         several = _as_conversations(messages)
-        return self.generate([self._reader.read_chat(each, **template_arguments) for each in several], params)
+        prompts = [self._reader.read_chat(each, **template_arguments) for each in several]
+        return self.generate(prompts, sampling_params)
 
     def chat_stream(
-        self, messages: Conversation, params: SamplingParams | None = None, **template_arguments: Any
+        self, messages: Conversation, sampling_params: SamplingParams | None = None, **template_arguments: Any
     ) -> Iterator[RequestOutput]:
-        """Reply to one conversation, yielding what each step brought."""
-        return self.generate_stream(self._reader.read_chat(messages, **template_arguments), params)
+        """Reply to one conversation, yielding what each step brought; see `chat` and `generate_stream`."""
+        return self.generate_stream(self._reader.read_chat(messages, **template_arguments), sampling_params)
 
     def stats(self) -> SchedulerStats:
         """Gauges and totals of the engine at this moment."""
@@ -137,9 +152,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the model, the KV cache and the device. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._engine.close()
+        self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -147,40 +160,37 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _submit_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[str]:
-        """Submit all or, when one is refused, none."""
-        if self._closed:
-            raise EngineDead("this LLM was closed; make a new one")
-        requests = [
-            self._reader.read(str(next(self._ids)), prompt, each) for prompt, each in zip(prompts, params, strict=True)
-        ]
-        added: list[str] = []
-        try:
-            for request, prompt in zip(requests, prompts, strict=True):
-                self._engine.add_request(request)
-                self._processor.add(request, prompt if isinstance(prompt, str) else None)
-                added.append(request.request_id)
-        except BaseException:
-            self._drop(added)
-            raise
-        return added
+    def _read(self, prompt: Prompt, params: SamplingParams) -> EngineRequest:
+        return self._reader.read(str(next(self._ids)), prompt, params)
 
-    def _stream(self, request_id: str) -> Iterator[RequestOutput]:
+    def _submit(self, request: EngineRequest, prompt: Prompt) -> None:
+        self._engine.add_request(request)
+        self._processor.add(request, prompt if isinstance(prompt, str) else None)
+
+    def _stream(self, request: EngineRequest, prompt: Prompt) -> Iterator[RequestOutput]:
+        self._submit(request, prompt)
+        pieces = self._streams[request.request_id] = deque()
         try:
             finished = False
             while not finished:
-                for piece in self._step():
-                    if piece.request_id == request_id:
-                        finished = piece.finished
-                        yield piece
+                if not pieces:
+                    self._step()
+                    continue
+                piece = pieces.popleft()
+                finished = piece.finished
+                yield piece
         finally:
-            self._drop([request_id])
+            del self._streams[request.request_id]
+            self._drop([request.request_id])
 
     def _step(self) -> list[RequestOutput]:
-        """One engine step; ends in the engine what ended by a stop string."""
+        """One engine step; ends in the engine what ended by a stop string. Returns every request's piece."""
         processed = self._processor.process(self._engine.step())
         for stop in processed.stops:
             self._engine.abort([(stop.request_id, stop.index)], FinishReason.STOP, stop.stop_string)
+        for piece in processed.pieces:
+            if (stream := self._streams.get(piece.request_id)) is not None:
+                stream.append(piece)
         return processed.pieces
 
     def _drop(self, request_ids: Sequence[str]) -> None:
@@ -192,7 +202,9 @@ class LLM:
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts, whether one or several were given."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        return [prompts]
+    if len(prompts) > 0 and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
@@ -204,9 +216,12 @@ def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[C
     return list(messages)  # type: ignore[arg-type]
 
 
-def _as_params(params: Params, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise InvalidRequest(f"{len(params)} params for {count} prompts; give one, or one for each", field="params")
-    return list(params)
+def _as_params(sampling_params: Params, count: int) -> list[SamplingParams]:
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * count
+    if len(sampling_params) != count:
+        raise InvalidRequest(
+            f"{len(sampling_params)} sampling_params for {count} prompts; give one, or one for each",
+            field="sampling_params",
+        )
+    return list(sampling_params)

@@ -33,13 +33,8 @@ class PromptScores:
         self.num_positions = new.num_prompt_tokens - 1
         self.positions: list[PositionLogprobs] = []
 
-    @property
-    def complete(self) -> bool:
-        """Whether every position is scored."""
-        return len(self.positions) >= self.num_positions
-
     def add(self, first: int, logits_RV: torch.Tensor) -> None:
-        """Score positions first, first + 1, … by their logits."""
+        """Score positions first, first + 1, … by their logits, whose maxima are finite."""
         targets = self._token_ids[first + 1 : first + 1 + len(logits_RV)]
         self.positions.extend(position_logprobs(logits_RV, targets, [self._num_top] * len(targets)))
 

@@ -18,6 +18,8 @@ from octavo.core.text.chat import ChatTemplate, chat_template_of, encode_chat
 from octavo.core.text.spellings import BadWordSpeller
 from octavo.core.text.tokenizer import Tokenizer
 
+MAX_PRIORITY = 2**31 - 1
+
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
@@ -59,6 +61,11 @@ class PromptReader:
         Raises:
             InvalidRequest: naming the field, the limit and the fix.
         """
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise InvalidRequest(
+                f"priority is out of range; give a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}",
+                field="priority",
+            )
         return EngineRequest(
             request_id=request_id,
             prompt_token_ids=self._encode(prompt) if isinstance(prompt, str) else self._checked_ids(prompt),
@@ -100,10 +107,16 @@ class PromptReader:
             )
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
+        is_list = isinstance(token_ids, Sequence) and not isinstance(token_ids, bytes | bytearray)
+        if not is_list or any(type(token_id) is not int for token_id in token_ids):
+            raise InvalidRequest("prompt must be a string or a list of token ids", field="prompt")
+        if len(token_ids) > self._model.max_model_len:  # here, so that a huge list costs nothing behind the door
+            raise InvalidRequest(
+                f"the prompt has {len(token_ids)} tokens, above max_model_len {self._model.max_model_len}; shorten it",
+                field="prompt",
+            )
         ids = list(token_ids)
         limit = self._model.vocab_size
-        if any(type(token_id) is not int for token_id in ids):
-            raise InvalidRequest("prompt must be a string or a list of token ids", field="prompt")
         if ids and not 0 <= min(ids) <= max(ids) < limit:
             wrong = next(token_id for token_id in ids if not 0 <= token_id < limit)
             raise InvalidRequest(f"prompt has token id {wrong}, outside the vocabulary 0..{limit - 1}", field="prompt")
@@ -113,9 +126,10 @@ class PromptReader:
         if params.stop:
             self._tokenizer("stop")
         if params.bad_words:
-            self._tokenizer("bad_words")
-            spelled = self._speller.spell(params.bad_words)
-            params = params.with_(bad_words_token_ids=(*params.bad_words_token_ids, *map(tuple, spelled)))
+            spellings = [tuple(ids) for ids in self._speller.spell(params.bad_words)]
+            # A tokenizer may know more ids than the model has logits; those are never sampled.
+            possible = [ids for ids in spellings if max(ids) < self._model.vocab_size]
+            params = params.with_(bad_words_token_ids=(*params.bad_words_token_ids, *possible))
         params.validate(self._model.vocab_size)
         return params
 

@@ -61,13 +61,19 @@ def resolve_sizes(
     """Types and sizes from the config, the checkpoint and the device.
 
     Raises:
-        ConfigError: a dtype the device does not store, or a length beyond the model.
+        ConfigError: a dtype the device does not store, a length beyond the model, or steps too small for the requests.
     """
     if config.max_model_len is not None and config.max_model_len > model.max_position:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but the model was made for {model.max_position} positions; "
             "lower it",
             field="max_model_len",
+        )
+    if config.max_num_batched_tokens is not None and config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens is {config.max_num_batched_tokens}, below max_num_seqs {config.max_num_seqs}; "
+            "raise it or lower max_num_seqs, so that every running request gets a token in every step",
+            field="max_num_batched_tokens",
         )
     default_tokens = max(device.default_max_num_batched_tokens, config.max_num_seqs)
     return EngineSizes(

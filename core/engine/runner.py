@@ -48,11 +48,29 @@ class RunnerLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredChunk:
+    """Prompt positions first, …, stop - 1 of one request, to be scored in one step; none when stop is first.
+
+    Attributes:
+        ends_prompt: the step computes the last prompt token, so that all scores are there afterwards.
+    """
+
+    request_id: str
+    first: int
+    stop: int
+    ends_prompt: bool
+
+
+@dataclass(frozen=True, slots=True)
 class WantedRows:
-    """The logits of one step: `sampling` requests, one row each, then (request, first, stop) prompt positions."""
+    """The logits of one step: `sampling` requests, one row each, then the positions of `scoring`.
+
+    Attributes:
+        token_rows: the step's tokens that they belong to, in that order.
+    """
 
     sampling: tuple[str, ...]
-    scoring: tuple[tuple[str, int, int], ...]
+    scoring: tuple[ScoredChunk, ...]
     token_rows: tuple[int, ...]
 
 
@@ -130,7 +148,7 @@ class ModelRunner:
         """Which tokens' logits the step needs: first those that sample, then prompt positions to be scored."""
         sampling: list[str] = []
         sampling_rows: list[int] = []
-        scoring: list[tuple[str, int, int]] = []
+        scoring: list[ScoredChunk] = []
         scoring_rows: list[int] = []
         ends = (inputs.query_start_loc[1:] - 1).tolist()
         for request_id, end, length, count in zip(
@@ -141,10 +159,9 @@ class ModelRunner:
                 sampling_rows.append(end)
             if (scores := self._scores.get(request_id)) is not None:
                 first = length - count
-                stop = min(length, scores.num_positions)
-                if stop > first:
-                    scoring.append((request_id, first, stop))
-                    scoring_rows.extend(range(end + 1 - count, end + 1 - count + stop - first))
+                stop = max(first, min(length, scores.num_positions))
+                scoring.append(ScoredChunk(request_id, first, stop, ends_prompt=length > scores.num_positions))
+                scoring_rows.extend(range(end + 1 - count, end + 1 - count + stop - first))
         return WantedRows(tuple(sampling), tuple(scoring), (*sampling_rows, *scoring_rows))
 
     def _fill(self, inputs: StepInputs, token_rows: Sequence[int]) -> StepBuffers:
@@ -186,9 +203,9 @@ class ModelRunner:
 
     def _finish(self, wanted: WantedRows, logits_RV: torch.Tensor) -> ModelRunnerOutput:
         split = len(wanted.sampling)
-        scored = self._score(wanted.scoring, logits_RV[split:]) if wanted.scoring else {}
+        scored, unscored = self._score(wanted.scoring, logits_RV[split:]) if wanted.scoring else ({}, {})
         sampled, failed = self._sample(wanted.sampling, logits_RV[:split]) if wanted.sampling else ({}, {})
-        return ModelRunnerOutput(sampled=sampled, prompt_logprobs=scored, failed=failed)
+        return ModelRunnerOutput(sampled=sampled, prompt_logprobs=scored, failed=unscored | failed)
 
     def _sample(
         self, request_ids: tuple[str, ...], logits_RV: torch.Tensor
@@ -206,18 +223,23 @@ class ModelRunner:
         return sampled, failed
 
     def _score(
-        self, scoring: tuple[tuple[str, int, int], ...], logits_RV: torch.Tensor
-    ) -> dict[str, list[PositionLogprobs]]:
-        complete = {}
+        self, scoring: Sequence[ScoredChunk], logits_RV: torch.Tensor
+    ) -> tuple[dict[str, list[PositionLogprobs]], dict[str, str]]:
+        """Score prompt positions; returns the prompts that are complete, and the requests that can't be scored."""
+        complete, failed = {}, {}
         row = 0
-        for request_id, first, stop in scoring:
-            scores = self._scores[request_id]
-            scores.add(first, logits_RV[row : row + stop - first])
-            row += stop - first
-            if scores.complete:
-                complete[request_id] = scores.positions
-                del self._scores[request_id]
-        return complete
+        for chunk in scoring:
+            scores = self._scores[chunk.request_id]
+            logits_TV = logits_RV[row : row + chunk.stop - chunk.first]
+            row += len(logits_TV)
+            if not bool(logits_TV.amax(dim=-1).isfinite().all()):
+                failed[chunk.request_id] = "logits of the prompt are NaN or infinite"
+                continue
+            scores.add(chunk.first, logits_TV)
+            if chunk.ends_prompt:
+                complete[chunk.request_id] = scores.positions
+                del self._scores[chunk.request_id]
+        return complete, failed
 
 
 def _copy_spec(view: KVCache) -> CacheSpec:
