@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kCacheLine = 64;
 constexpr int64_t kPauseNs = 20 * 1000;   // spin with pauses this long,
 constexpr int64_t kSpinNs = 150 * 1000;   // then give up the core at each turn until this, then sleep
-constexpr int64_t kClaimShare = 4;        // a claim takes 1 / (kClaimShare * threads) of what is left, at least one tile
+constexpr int64_t kClaimShare = 2;        // a claim takes 1 / (kClaimShare * threads) of what is left, at least one tile
 
 inline void cpu_pause() {
 #if defined(__x86_64__) || defined(__i386__)
