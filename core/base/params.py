@@ -22,6 +22,8 @@ MAX_LOGPROBS = 1024
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
 MAX_SEED = 2**64 - 1
+MAX_COUNT = 2**31 - 1
+"""Of tokens, where nothing else bounds them: far beyond any context, and a number that every wire format carries."""
 
 LogitsProcessor = Callable[[Sequence[int], Sequence[int], "torch.Tensor"], "torch.Tensor"]
 """(prompt_token_ids, output_token_ids, logits_V fp32) -> logits_V; runs before penalties and temperature."""
@@ -111,16 +113,16 @@ class SamplingParams:
         return replace(self, **changes)
 
     def _check_ranges(self) -> None:
-        _within("n", self.n, 1, MAX_N)
+        _whole("n", self.n, 1, MAX_N)
         if self.max_tokens is not None:
-            _within("max_tokens", self.max_tokens, 0, math.inf)
-        _within("min_tokens", self.min_tokens, 0, math.inf)
+            _whole("max_tokens", self.max_tokens, 0, MAX_COUNT)
+        _whole("min_tokens", self.min_tokens, 0, MAX_COUNT)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}; lower it", field="min_tokens"
             )
         _within("temperature", self.temperature, 0.0, 100.0)
-        _within("top_k", self.top_k, -1, math.inf)
+        _whole("top_k", self.top_k, -1, MAX_COUNT)
         if not 0.0 < self.top_p <= 1.0:
             raise InvalidRequest(f"top_p is {self.top_p}; give a value in (0, 1]", field="top_p")
         _within("min_p", self.min_p, 0.0, 1.0)
@@ -132,14 +134,14 @@ class SamplingParams:
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
-            _within("seed", self.seed, -(2**63), MAX_SEED)
+            _whole("seed", self.seed, -(2**63), MAX_SEED)
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
-                _within(name, value, 0, MAX_LOGPROBS)
+                _whole(name, value, 0, MAX_LOGPROBS)
         self._check_lists()
 
     def _check_lists(self) -> None:
-        _within("len(stop)", len(self.stop), 0, MAX_STOP_STRINGS)
+        _whole("len(stop)", len(self.stop), 0, MAX_STOP_STRINGS)
         for text in self.stop:
             if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_STRING_CHARS:
                 raise InvalidRequest(
@@ -177,5 +179,10 @@ class SamplingParams:
 def _within(name: str, value: float, low: float, high: float) -> None:
     """Raise InvalidRequest unless low <= value <= high (NaN fails)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        limit = f"at least {low}" if high == math.inf else f"between {low} and {high}"
-        raise InvalidRequest(f"{name} is {value!r}; give a number {limit}", field=name)
+        raise InvalidRequest(f"{name} is {value!r}; give a number between {low} and {high}", field=name)
+
+
+def _whole(name: str, value: int, low: int, high: int) -> None:
+    """Raise InvalidRequest unless value is an int and low <= value <= high."""
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value!r}; give a whole number between {low} and {high}", field=name)
