@@ -1,11 +1,11 @@
 """`AsyncEngine`: an engine in a process of its own, and the asyncio front that talks to it.
 
-    generate() ── PromptReader ── Submit ──> engine process ── Outputs ──> OutputProcessor ── queue ──> generate()
-                  (in a thread)                                 (_receive, one task)           one per live request
+    generate() ── PromptReader ── Submit ──> engine process ── Outputs ──> OutputProcessor ── _Stream ──> generate()
+                  (in a thread)   (EngineChannel)             (_receive, one task)            one per caller
 
-The front owns text and streams; the engine process owns tokens and KV. Both sockets are bound here, in a folder that
-only this user may enter, before the process starts. Whichever side ends first ends the other: the process watches its
-stdin, the front watches the process, and every open stream then raises EngineDead with the cause.
+The front owns text and streams; the engine process owns tokens and KV. Whichever ends first ends the other: the
+process watches its stdin, the front watches the process, and every open stream then raises EngineDead with the cause.
+Nothing between a request's check and its place in the engine waits, so no request can be half submitted.
 """
 
 from __future__ import annotations
@@ -13,33 +13,75 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import json
-import os
-import shutil
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
-from pathlib import Path
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from octavo.core.base.config import EngineConfig
-from octavo.core.base.errors import ConfigError, EngineDead, InvalidRequest
+from octavo.core.base.errors import EngineDead, InvalidRequest, OctavoError
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine import messages
+from octavo.core.engine.channel import EngineChannel
 from octavo.core.engine.loading import open_model
 from octavo.core.engine.output_processor import OutputProcessor
 from octavo.core.engine.outputs import RequestOutput
 from octavo.core.engine.prompts import Message, Prompt, PromptReader, ServedModel
+from octavo.core.engine.wire import EngineRequest
+from octavo.core.load.resolve import resolve_model
 from octavo.core.text.tokenizer import Tokenizer
 
-STOP_SECONDS = 5.0
-"""How long the engine process may take to end when asked."""
+logger = logging.getLogger(__name__)
 
-KILL_SECONDS = 2.0
-"""How long it may take to notice that its front is gone, before it is killed."""
+
+NOT_STARTED = "the engine was not started; use `async with` or await start()"
+
+
+@dataclass(slots=True)
+class _Front:
+    """What is there once the model is loaded; stats are those of the engine's last message."""
+
+    model: ServedModel
+    reader: PromptReader
+    processor: OutputProcessor
+    stats: SchedulerStats
+
+
+class _Stream:
+    """What comes for the requests of one call, until all of them have finished.
+
+    Args:
+        places: request id -> its place among the call's prompts.
+        every_piece: False keeps only the last piece of each request.
+    """
+
+    def __init__(self, places: Mapping[str, int], *, every_piece: bool) -> None:
+        self.places = places
+        self._every_piece = every_piece
+        self._num_open = len(places)
+        self._arrived: asyncio.Queue[RequestOutput | OctavoError] = asyncio.Queue()
+
+    def put(self, piece: RequestOutput) -> None:
+        """Take in a piece of one of the requests."""
+        if self._every_piece or piece.finished:
+            self._arrived.put_nowait(piece)
+
+    def fail(self, error: OctavoError) -> None:
+        """End the stream with an error."""
+        self._arrived.put_nowait(error)
+
+    async def next(self) -> tuple[int, RequestOutput] | None:
+        """The next (place, piece); None once all requests have finished."""
+        if not self._num_open:
+            return None
+        item = await self._arrived.get()
+        if isinstance(item, OctavoError):
+            raise item
+        self._num_open -= item.finished
+        return self.places[item.request_id], item
 
 
 class AsyncEngine:
@@ -54,88 +96,94 @@ class AsyncEngine:
         options: the other fields of `EngineConfig`, by name.
 
     Raises:
-        ConfigError: an option is wrong, or pyzmq is missing.
+        ConfigError: an option is wrong.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
         self.config = EngineConfig(model=model, **options)
         self.config.validate()
         self._ids = itertools.count()
-        self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
-        self._died: Exception | None = None
-        self._channel: _Channel | None = None
+        self._streams: dict[str, _Stream] = {}
+        self._front: _Front | None = None
+        self._channel: EngineChannel | None = None
         self._receiver: asyncio.Task[None] | None = None
-        self._stats: SchedulerStats | None = None
+        self._cause_of_end: str | None = None
+        self._ended = asyncio.Event()
 
     async def start(self) -> None:
-        """Start the process and wait until the model is loaded. Called by `async with`.
+        """Start the process and wait until the model is loaded. Called by `async with`; once.
 
         Raises:
-            UserError: the model, the backend or the memory budget is at fault; nothing is left behind.
-            EngineDead: the process ended for another reason.
+            UserError: pyzmq is missing, or the model, the backend or the memory budget is at fault.
+            EngineDead: the process ended for another reason, or this engine was closed.
+            In each case nothing is left behind.
         """
-        self._channel = await _Channel.open(self.config)
+        if self._cause_of_end is not None:
+            raise EngineDead(self._cause_of_end)
+        if self._channel is not None:
+            raise RuntimeError("this AsyncEngine was started already")
+        source = await asyncio.to_thread(resolve_model, self.config.model, self.config.revision)
+        self._channel = await EngineChannel.open(
+            dataclasses.replace(self.config, model=str(source.path), revision=None)
+        )
         try:
-            await self._load()
+            await self._load(self._channel)
         except BaseException:
             await self.close()
             raise
 
-    async def _load(self) -> None:
+    async def _load(self, channel: EngineChannel) -> None:
         """Read the tokenizer while the engine process loads the weights."""
-        assert self._channel is not None
         tokenizer, ends = await asyncio.to_thread(_text_side, self.config)
-        ready = await self._channel.receive()
+        ready = await channel.receive_first()
         if isinstance(ready, messages.Failed):
             raise messages.error_of(ready)
-        if not isinstance(ready, messages.Ready):
-            raise EngineDead("the engine process said something else before it was ready")
-        self._model = ServedModel(
+        assert isinstance(ready, messages.Ready)
+        model = ServedModel(
             vocab_size=ready.vocab_size,
             max_model_len=ready.max_model_len,
             eos_token_ids=ends,
             tokenizer=tokenizer,
         )
-        self.facts = ready
-        self._stats = ready.stats
-        self._reader = PromptReader(self._model)
-        self._processor = OutputProcessor(tokenizer)
-        self._receiver = asyncio.create_task(self._receive())
+        self._front = _Front(model, PromptReader(model), OutputProcessor(tokenizer), ready.stats)
+        self._receiver = asyncio.create_task(self._receive(channel, self._front))
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; None when it serves token ids only."""
-        return self._model.tokenizer
+        return self._started.model.tokenizer
 
     @property
     def max_model_len(self) -> int:
         """The most tokens of a prompt and its reply."""
-        return self._model.max_model_len
+        return self._started.model.max_model_len
 
     @property
-    def died(self) -> Exception | None:
+    def cause_of_end(self) -> str | None:
         """Why the engine is gone; None while it serves."""
-        return self._died
+        return self._cause_of_end
+
+    async def wait_ended(self) -> None:
+        """Return when the engine is gone, by itself or by close()."""
+        await self._ended.wait()
 
     def stats(self) -> SchedulerStats:
-        """The engine's gauges and totals, as of its last message."""
-        if self._stats is None:
-            raise EngineDead("the engine was not started; use `async with` or await start()")
-        return self._stats
+        """The engine's gauges and totals, as of its last step."""
+        return self._started.stats
 
     async def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Continue one prompt, yielding what each step brought. Closing the iterator ends the request.
 
         Args:
             prompt: a string or a list of token ids.
-            params: None takes the defaults; logits_processors can't cross processes.
+            sampling_params: None takes the defaults; logits_processors can't cross processes.
             priority: lower runs earlier, under the policy "priority".
             cache_salt: only requests of one salt share cached prefixes.
 
@@ -143,40 +191,76 @@ class AsyncEngine:
             InvalidRequest: before anything is yielded; the engine goes on.
             EngineDead: the engine ended.
         """
-        request_id = await self._submit(prompt, params, priority, cache_salt)
-        try:
-            async for piece in self._pieces(request_id):
+        async with aclosing(
+            self.generate_many([prompt], sampling_params, priority=priority, cache_salt=cache_salt)
+        ) as pieces:
+            async for _, piece in pieces:
                 yield piece
+
+    async def generate_many(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Continue several prompts at once, yielding (index of the prompt, piece) as they come.
+
+        Arguments and errors are those of `generate`; when one prompt is refused, none goes on.
+        """
+        stream = await self._submit(prompts, sampling_params, priority, cache_salt, every_piece=True)
+        try:
+            while (item := await stream.next()) is not None:
+                yield item
         finally:
-            await self._drop(request_id)
+            self._drop(stream)
 
     async def complete(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> RequestOutput:
         """Continue one prompt to its end; arguments and errors are those of `generate`."""
-        request_id = await self._submit(prompt, params, priority, cache_salt)
+        (output,) = await self.complete_many([prompt], sampling_params, priority=priority, cache_salt=cache_salt)
+        return output
+
+    async def complete_many(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Continue several prompts to their ends, in the order given; as `generate_many` otherwise."""
+        stream = await self._submit(prompts, sampling_params, priority, cache_salt, every_piece=False)
         try:
-            async for _ in self._pieces(request_id):
+            while await stream.next() is not None:
                 pass
-            return self._processor.result(request_id)
+            return [self._started.processor.result(request_id) for request_id in stream.places]
         finally:
-            await self._drop(request_id)
+            self._drop(stream)
 
     async def chat(
         self,
         messages_: Sequence[Message],
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
         **template_arguments: Any,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Reply to one conversation, as `generate` does; template_arguments are those of `ChatTemplate.render`."""
         token_ids = await self.read_chat(messages_, **template_arguments)
-        async for piece in self.generate(token_ids, params):
-            yield piece
+        async with aclosing(
+            self.generate(token_ids, sampling_params, priority=priority, cache_salt=cache_salt)
+        ) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def read_chat(self, messages_: Sequence[Message], **template_arguments: Any) -> list[int]:
         """Token ids of a conversation.
@@ -184,21 +268,22 @@ class AsyncEngine:
         Raises:
             InvalidRequest: the model has no chat template, or it refuses the conversation.
         """
-        return await asyncio.to_thread(self._reader.read_chat, messages_, **template_arguments)
+        return await asyncio.to_thread(self._started.reader.read_chat, messages_, **template_arguments)
 
     async def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes."""
-        await self._send(messages.ResetPrefixCache())
+        """Forget all cached prefixes, before any request that is made after this call."""
+        self._send(messages.ResetPrefixCache())
 
     async def close(self) -> None:
         """End the process; open streams raise EngineDead. Idempotent."""
-        if self._channel is None:
-            return
+        self._end("the engine was closed")
         channel, self._channel = self._channel, None
+        if channel is None:
+            return
         if self._receiver is not None:
             self._receiver.cancel()
-        self._fail(EngineDead("the engine was closed"))
-        await channel.close(ask=self._receiver is not None)
+            await asyncio.wait({self._receiver})
+        await channel.close(ask=self._front is not None)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -209,176 +294,103 @@ class AsyncEngine:
     ) -> None:
         await self.close()
 
+    @property
+    def _started(self) -> _Front:
+        if self._front is None:
+            raise EngineDead(self._cause_of_end or NOT_STARTED)
+        return self._front
+
     async def _submit(
-        self, prompt: Prompt, params: SamplingParams | None, priority: int, cache_salt: str | None
-    ) -> str:
-        """Check a request, open its stream and send it; returns its id."""
-        params = params or SamplingParams()
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | None,
+        priority: int,
+        cache_salt: str | None,
+        *,
+        every_piece: bool,
+    ) -> _Stream:
+        """Check requests, open their stream and send them: all, or when one is refused none."""
+        params = sampling_params or SamplingParams()
         if params.logits_processors:
             raise InvalidRequest(
                 "logits_processors run in the engine's own process only; use LLM for them", field="logits_processors"
             )
-        request_id = str(next(self._ids))
-        request = await asyncio.to_thread(
-            self._reader.read, request_id, prompt, params, priority=priority, cache_salt=cache_salt
+        front = self._started
+        ids = [str(next(self._ids)) for _ in prompts]
+        requests: list[EngineRequest] = await asyncio.to_thread(
+            lambda: [
+                front.reader.read(request_id, prompt, params, priority=priority, cache_salt=cache_salt)
+                for request_id, prompt in zip(ids, prompts, strict=True)
+            ]
         )
-        self._streams[request_id] = asyncio.Queue()
-        self._processor.add(request, prompt if isinstance(prompt, str) else None)
+        stream = _Stream({request_id: place for place, request_id in enumerate(ids)}, every_piece=every_piece)
         try:
-            await self._send(messages.submit_of(request))
+            for request, prompt in zip(requests, prompts, strict=True):
+                self._streams[request.request_id] = stream
+                front.processor.add(request, prompt if isinstance(prompt, str) else None)
+                self._send(messages.submit_of(request))
         except BaseException:
-            await self._drop(request_id)
+            self._drop(stream)
             raise
-        return request_id
+        return stream
 
-    async def _pieces(self, request_id: str) -> AsyncIterator[RequestOutput]:
-        """What comes for a request, until it is finished."""
-        queue = self._streams[request_id]
-        finished = False
-        while not finished:
-            piece = await queue.get()
-            if isinstance(piece, Exception):
-                raise piece
-            finished = piece.finished
-            yield piece
+    def _send(self, message: messages.ToEngine) -> None:
+        if self._channel is None or self._cause_of_end is not None:
+            raise EngineDead(self._cause_of_end or NOT_STARTED)
+        self._channel.send(message)
 
-    async def _send(self, message: messages.ToEngine) -> None:
-        if self._died is not None:
-            raise self._died
-        if self._channel is None:
-            raise EngineDead("the engine was not started; use `async with` or await start()")
-        await self._channel.send(message)
-
-    async def _receive(self) -> None:
+    async def _receive(self, channel: EngineChannel, front: _Front) -> None:
         """Hand out what the engine process sends, until it ends."""
-        channel = self._channel
-        assert channel is not None
-        while True:
-            message = await channel.receive()
-            if isinstance(message, messages.Failed):
-                self._fail(messages.error_of(message))
-                return
-            if isinstance(message, messages.Outputs):
-                self._stats = message.stats
-                await self._hand_out(message)
+        try:
+            while True:
+                message = await channel.receive()
+                match message:
+                    case messages.Outputs():
+                        front.stats = message.stats
+                        self._hand_out(message, front.processor)
+                    case messages.Refused():
+                        self._refuse(message)
+                    case messages.Failed():
+                        return self._end(f"the engine process failed: {message.kind}: {message.message}")
+        except EngineDead as error:
+            self._end(str(error))
+        except Exception as error:
+            logger.exception("the front of the engine failed")
+            self._end(f"the front of the engine failed: {type(error).__name__}: {error}")
 
-    async def _hand_out(self, message: messages.Outputs) -> None:
-        for output in message.outputs:
-            if output.rejected_field is not None and (queue := self._streams.get(output.request_id)) is not None:
-                queue.put_nowait(InvalidRequest(output.error or "refused", field=output.rejected_field or None))
-        processed = self._processor.process(message.outputs)
+    def _hand_out(self, message: messages.Outputs, processor: OutputProcessor) -> None:
+        processed = processor.process(message.outputs)
         for piece in processed.pieces:
-            self._streams[piece.request_id].put_nowait(piece)
+            self._streams[piece.request_id].put(piece)
         for stop in processed.stops:
-            await self._send(messages.Abort([(stop.request_id, stop.index)], FinishReason.STOP, stop.stop_string))
+            self._send(messages.Abort([(stop.request_id, stop.index)], FinishReason.STOP, stop.stop_string))
 
-    async def _drop(self, request_id: str) -> None:
-        """Forget a stream; end in the engine what is still open of its request."""
-        del self._streams[request_id]
-        still_open = self._processor.open_choices(request_id)
-        self._processor.discard(request_id)
-        if still_open and self._died is None and self._channel is not None:
-            await self._send(messages.Abort(still_open, FinishReason.ABORT))
+    def _refuse(self, message: messages.Refused) -> None:
+        stream = self._streams.get(message.request_id)
+        if stream is not None:
+            error = messages.error_of(message)
+            assert isinstance(error, OctavoError)
+            stream.fail(error)
 
-    def _fail(self, error: Exception) -> None:
-        self._died = self._died or error
-        for queue in self._streams.values():
-            queue.put_nowait(self._died)
+    def _drop(self, stream: _Stream) -> None:
+        """Forget a stream; end in the engine what is still open of its requests."""
+        still_open: list[tuple[str, int]] = []
+        for request_id in stream.places:
+            self._streams.pop(request_id, None)
+            still_open += self._started.processor.open_choices(request_id)
+            self._started.processor.discard(request_id)
+        if still_open:
+            with suppress(EngineDead):
+                self._send(messages.Abort(still_open, FinishReason.ABORT))
 
-
-class _Channel:
-    """The engine process and the two sockets to it. Made by `open`, ended by `close`."""
-
-    def __init__(self, folder: Path, zmq_context: Any, inbox: Any, outbox: Any) -> None:
-        self._folder = folder
-        self._context = zmq_context
-        self._inbox = inbox
-        self._outbox = outbox
-        self._process: asyncio.subprocess.Process | None = None
-
-    @classmethod
-    async def open(cls, config: EngineConfig) -> Self:
-        """Bind the sockets and start the process."""
-        try:
-            import zmq
-            import zmq.asyncio
-        except ImportError as error:
-            raise ConfigError(
-                "AsyncEngine and octavo serve need pyzmq; pip install 'octavo[serve]'", field=None
-            ) from error
-        folder = Path(tempfile.mkdtemp(prefix="octavo-"))
-        context = zmq.asyncio.Context()
-        inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-        channel = cls(folder, context, inbox, outbox)
-        try:
-            inbox.bind(f"ipc://{folder}/from")
-            outbox.bind(f"ipc://{folder}/to")
-            await channel._start_process(config)
-        except BaseException:
-            await channel.close(ask=False)
-            raise
-        return channel
-
-    async def _start_process(self, config: EngineConfig) -> None:
-        import octavo
-
-        # The child must find this very package, also when it runs from a source tree that is not installed.
-        home = str(Path(octavo.__file__).parent.parent)
-        path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "octavo.core.engine.process",
-            stdin=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        start = {"config": dataclasses.asdict(config), "folder": str(self._folder)}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(start).encode() + b"\n")
-        await self._process.stdin.drain()
-
-    async def send(self, message: messages.ToEngine) -> None:
-        """Queue a message for the process."""
-        await self._outbox.send(messages.encode(message))
-
-    async def receive(self) -> messages.FromEngine:
-        """The next message; a Failed when the process is gone and has left none."""
-        assert self._process is not None
-        arriving = asyncio.ensure_future(self._inbox.recv())
-        ending = asyncio.ensure_future(self._process.wait())
-        try:
-            await asyncio.wait({arriving, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not arriving.done():
-                await asyncio.wait({arriving}, timeout=0.2)  # its last words may still be on the way
-            if arriving.done():
-                return messages.decode_from_engine(arriving.result())
-            return messages.Failed("EngineDead", f"it ended with exit code {self._process.returncode}")
-        finally:
-            arriving.cancel()
-            ending.cancel()
-
-    async def close(self, *, ask: bool) -> None:
-        """End the process and remove the sockets; with `ask`, give it time to end by itself."""
-        if self._process is not None:
-            await self._end_process(self._process, ask=ask)
-        self._inbox.close(linger=0)
-        self._outbox.close(linger=0)
-        self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    async def _end_process(self, process: asyncio.subprocess.Process, *, ask: bool) -> None:
-        if ask and process.returncode is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(STOP_SECONDS):
-                    await self.send(messages.Stop())
-                    await process.wait()
-        if process.stdin is not None:
-            process.stdin.close()  # the process ends with its stdin, also while it loads or computes
-        try:
-            await asyncio.wait_for(process.wait(), KILL_SECONDS)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+    def _end(self, cause: str) -> None:
+        """Let nothing in any more, and end every stream with the cause."""
+        if self._cause_of_end is not None:
+            return
+        self._cause_of_end = cause
+        self._ended.set()
+        for stream in self._streams.values():
+            stream.fail(EngineDead(cause))
 
 
 def _text_side(config: EngineConfig) -> tuple[Tokenizer | None, tuple[int, ...]]:

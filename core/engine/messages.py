@@ -1,9 +1,10 @@
 """What an engine process and its front say to each other: tagged msgpack, over two local sockets.
 
     front  ── Submit · Abort · ResetPrefixCache · Stop ──>  engine process
-    front  <── Ready · Outputs · Failed ──                  engine process
+    front  <── Ready · Outputs · Refused · Failed ──        engine process
 
-Every Outputs carries the scheduler's figures, so that metrics cost no question of their own.
+Every Outputs carries the scheduler's figures, so that metrics cost no question of their own. Start is said first, as
+a line of JSON on the process's stdin, because it names the sockets.
 """
 
 from __future__ import annotations
@@ -15,10 +16,19 @@ import msgspec
 from msgspec import Struct
 
 from octavo.core.base import errors
-from octavo.core.base.errors import EngineDead, UserError
+from octavo.core.base.config import EngineConfig
+from octavo.core.base.errors import EngineDead, InvalidRequest, UserError
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine.wire import EngineOutput, EngineRequest
+
+
+class Start(Struct, frozen=True):
+    """What to load. `folder` holds the sockets; `log_level` is the front's."""
+
+    config: EngineConfig
+    folder: str
+    log_level: int
 
 
 class Submit(Struct, frozen=True, tag=True):
@@ -49,20 +59,27 @@ class Stop(Struct, frozen=True, tag=True):
 
 
 class Ready(Struct, frozen=True, tag=True):
-    """The model is loaded. Sizes are the resolved ones; `ops` tells which implementation runs what, in words."""
+    """The model is loaded; max_model_len is what it came to."""
 
     vocab_size: int
     max_model_len: int
-    num_kv_blocks: int
-    block_size: int
     stats: SchedulerStats
 
 
 class Outputs(Struct, frozen=True, tag=True):
-    """What a step brought."""
+    """What a step, or what came between two steps, brought; perhaps nothing but new figures."""
 
     outputs: list[EngineOutput]
     stats: SchedulerStats
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """A request can't run here; nothing of it stays. `kind` is the error's class name."""
+
+    request_id: str
+    kind: str
+    message: str
+    field: str | None
 
 
 class Failed(Struct, frozen=True, tag=True):
@@ -70,15 +87,18 @@ class Failed(Struct, frozen=True, tag=True):
 
     kind: str
     message: str
-    field: str | None = None
+    field: str | None
 
 
 ToEngine = Submit | Abort | ResetPrefixCache | Stop
-FromEngine = Ready | Outputs | Failed
+FromEngine = Ready | Outputs | Refused | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+
+encode_start = msgspec.json.Encoder().encode
+decode_start = msgspec.json.Decoder(Start).decode
 
 
 def submit_of(request: EngineRequest) -> Submit:
@@ -105,17 +125,23 @@ def request_of(message: Submit) -> EngineRequest:
     )
 
 
+def refused_of(request_id: str, error: InvalidRequest) -> Refused:
+    """The message that turns a request away."""
+    return Refused(request_id, type(error).__name__, str(error), error.field)
+
+
 def failed_of(error: BaseException) -> Failed:
     """The message that reports an error as the end of the process."""
-    return Failed(type(error).__name__, str(error) or type(error).__name__, getattr(error, "field", None))
+    return Failed(type(error).__name__, str(error), getattr(error, "field", None))
 
 
-def error_of(message: Failed) -> Exception:
-    """The error a Failed reports: the same UserError as there, or EngineDead with the cause."""
+def error_of(message: Refused | Failed) -> Exception:
+    """The error behind a message: the same UserError as there, or EngineDead with the cause."""
     kind = getattr(errors, message.kind, None)
     if isinstance(kind, type) and issubclass(kind, UserError):
         return kind(message.message, field=message.field)
-    return EngineDead(f"the engine process failed: {message.kind}: {message.message}")
+    cause = f"{message.kind}: {message.message}" if message.message else message.kind
+    return EngineDead(f"the engine process failed: {cause}")
 
 
 def _changed_fields(params: SamplingParams) -> dict[str, Any]:

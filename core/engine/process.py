@@ -1,16 +1,16 @@
-"""The engine process: one engine behind two sockets. `AsyncEngine` starts it: `python -m octavo.core.engine.process`.
+"""The engine process: one engine behind two sockets. The front starts it: `python -m octavo.core.engine.process`.
 
-    stdin: one line of JSON {"config": …, "folder": …}, then nothing; when it ends the front is gone, and so is the
-           process, at once and whatever it was doing
+    stdin: a Start, then nothing; when it ends the front is gone, and so is the process, at once and whatever it does
     folder/to  ── messages ──> [ receive, step, send ] ── messages ──> folder/from
 
-Without work the loop sleeps until a message comes. The engine's errors about one request go back as that request's
-last output; anything else ends the process, after a Failed that carries the cause.
+Without work the loop sleeps until a message comes. What is wrong with one request goes back as a Refused; anything
+else ends the process, after a Failed that carries the cause. Signals that a terminal or a service manager sends to
+the whole group are left to the front, which ends this process when its replies are done.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import shutil
 import signal
@@ -20,16 +20,17 @@ from pathlib import Path
 
 import zmq
 
-from octavo.core.base.config import EngineConfig
-from octavo.core.base.errors import InvalidRequest
-from octavo.core.base.params import FinishReason
+from octavo.core.base.errors import InvalidRequest, OctavoError
 from octavo.core.engine import messages
 from octavo.core.engine.engine import Engine
-from octavo.core.engine.loading import open_model
 from octavo.core.engine.wire import EngineOutput
+from octavo.core.load.checkpoint import open_checkpoint
+from octavo.core.load.resolve import resolve_model
 
 LINGER_MS = 2000
 """How long a last message may take to leave when the process ends."""
+
+logger = logging.getLogger(__name__)
 
 
 class EngineLoop:
@@ -38,7 +39,7 @@ class EngineLoop:
     Args:
         engine: its only user.
         inbox: a PULL socket.
-        outbox: a PUSH socket.
+        outbox: a PUSH socket without a limit, so that sending never waits.
     """
 
     def __init__(self, engine: Engine, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
@@ -50,21 +51,12 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until told to stop."""
         engine = self._engine
-        self._send(
-            messages.Ready(
-                vocab_size=engine.vocab_size,
-                max_model_len=engine.sizes.max_model_len,
-                num_kv_blocks=engine.num_kv_blocks,
-                block_size=engine.sizes.block_size,
-                stats=engine.stats(),
-            )
-        )
+        self._send(messages.Ready(engine.vocab_size, engine.sizes.max_model_len, engine.stats()))
         while self._running:
             outputs = self._receive(wait=not engine.has_work())
             if engine.has_work():
                 outputs += engine.step()
-            if outputs:
-                self._send(messages.Outputs(outputs, engine.stats()))
+            self._send(messages.Outputs(outputs, engine.stats()))
 
     def _receive(self, *, wait: bool) -> list[EngineOutput]:
         """Handle what has arrived; with `wait`, sleep until something does."""
@@ -78,7 +70,7 @@ class EngineLoop:
     def _handle(self, message: messages.ToEngine) -> list[EngineOutput]:
         match message:
             case messages.Submit():
-                return self._submit(message)
+                self._submit(message)
             case messages.Abort():
                 return self._engine.abort(message.choices, message.reason, message.stop_reason)
             case messages.ResetPrefixCache():
@@ -87,20 +79,11 @@ class EngineLoop:
                 self._running = False
         return []
 
-    def _submit(self, message: messages.Submit) -> list[EngineOutput]:
+    def _submit(self, message: messages.Submit) -> None:
         try:
             self._engine.add_request(messages.request_of(message))
         except InvalidRequest as error:
-            return [
-                EngineOutput(
-                    request_id=message.request_id,
-                    index=0,
-                    finish_reason=FinishReason.ERROR,
-                    error=str(error),
-                    rejected_field=error.field or "",
-                )
-            ]
-        return []
+            self._send(messages.refused_of(message.request_id, error))
 
     def _send(self, message: messages.FromEngine) -> None:
         self._outbox.send(messages.encode(message))
@@ -108,27 +91,40 @@ class EngineLoop:
 
 def main() -> int:
     """Load the model, then serve."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what ends
-    start = json.loads(sys.stdin.readline())
-    folder = Path(start["folder"])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 0  # the front is gone already
+    start = messages.decode_start(line)
+    folder = Path(start.folder)
     threading.Thread(target=_end_with_front, args=(folder,), daemon=True).start()
+    logging.basicConfig(format="octavo: %(message)s", level=logging.WARNING)
+    logging.getLogger("octavo").setLevel(start.log_level)
     with zmq.Context() as context, context.socket(zmq.PULL) as inbox, context.socket(zmq.PUSH) as outbox:
-        outbox.connect(f"ipc://{folder}/from")
+        for socket in (inbox, outbox):
+            socket.set_hwm(0)  # bounded by the requests that are open
+            socket.setsockopt(zmq.LINGER, LINGER_MS)
+        # In this order, so that a message from here proves that both are connected: the front then removes the folder.
         inbox.connect(f"ipc://{folder}/to")
+        outbox.connect(f"ipc://{folder}/from")
         try:
-            _serve(EngineConfig(**start["config"]), inbox, outbox)
+            _serve(start, inbox, outbox)
         except BaseException as error:
+            if not isinstance(error, OctavoError):
+                logger.exception("the engine process failed")
             outbox.send(messages.encode(messages.failed_of(error)))
             return 1
-        finally:
-            inbox.setsockopt(zmq.LINGER, 0)
-            outbox.setsockopt(zmq.LINGER, LINGER_MS)
     return 0
 
 
-def _serve(config: EngineConfig, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
-    with open_model(config) as opened:
-        engine = Engine.from_checkpoint(config, opened.checkpoint)
+def _serve(start: messages.Start, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+    config = start.config
+    checkpoint = open_checkpoint(resolve_model(config.model), num_threads=config.num_threads)
+    try:
+        engine = Engine.from_checkpoint(config, checkpoint)
+    finally:
+        checkpoint.close()
     try:
         EngineLoop(engine, inbox, outbox).run()
     finally:
@@ -137,7 +133,7 @@ def _serve(config: EngineConfig, inbox: zmq.Socket[bytes], outbox: zmq.Socket[by
 
 def _end_with_front(folder: Path) -> None:
     """Wait for the end of stdin, then end this process and what the front could not remove."""
-    while os.read(sys.stdin.fileno(), 1):
+    while os.read(sys.stdin.fileno(), 4096):  # not through sys.stdin, whose lock would hang the interpreter's end
         pass
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)

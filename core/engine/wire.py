@@ -47,7 +47,6 @@ class EngineOutput:
         finish_reason, stop_reason: set on the choice's last output; stop_reason is the id that ended it.
         num_cached_tokens: prompt tokens taken from the prefix cache.
         error: why the choice failed, with finish_reason ERROR.
-        rejected_field: the request was refused at the door; which field is at fault, "" where none is named.
     """
 
     request_id: str
@@ -59,7 +58,6 @@ class EngineOutput:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: str | None = None
-    rejected_field: str | None = None
 
 
 def choice_id(request_id: str, index: int) -> str:
