@@ -6,40 +6,47 @@ GET  /v1/models             GET  /health
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
 
-from octavo.core.base.errors import EngineDead, InvalidRequest, ModelNotFound
+from octavo.core.base.errors import EngineDead, ModelNotFound
+from octavo.core.base.params import SamplingParams
 from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.engine.prompts import Prompt
 from octavo.core.serve import failures
-from octavo.core.serve.replies import ChatReply, CompletionReply, ReplyHead
+from octavo.core.serve.body import JsonRoute
+from octavo.core.serve.failures import json_response
+from octavo.core.serve.replies import ChatReply, CompletionReply, Reply, check_choices
+from octavo.core.serve.request_ids import RequestIds
 from octavo.core.serve.schema import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from octavo.core.serve.streams import ClientGone, open_stream, run_to_end
+from octavo.core.serve.streams import ClientGone, EventStream, open_stream, unless_gone
 
 CLIENT_CLOSED_REQUEST = 499
 IGNORED_HEADER = "x-octavo-ignored-fields"
+MAX_HEADER_CHARS = 1000
 
 
 def create_app(engine: AsyncEngine, served_name: str, version: str) -> FastAPI:
     """The app that serves one started engine under one name."""
     app = FastAPI(title="Octavo", version=version)
+    app.router.route_class = JsonRoute
+    app.add_middleware(RequestIds)
     failures.install(app)
     started = int(time.time())
 
     @app.get("/health")
     async def health() -> Response:
         """200 while the engine serves."""
-        if engine.died is not None:
-            raise EngineDead(str(engine.died))
-        return JSONResponse({"status": "ok"})
+        if engine.cause_of_end is not None:
+            raise EngineDead(engine.cause_of_end)
+        return json_response({"status": "ok"})
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models() -> Response:
         """The one model there is."""
         model = {
             "id": served_name,
@@ -48,57 +55,62 @@ def create_app(engine: AsyncEngine, served_name: str, version: str) -> FastAPI:
             "owned_by": "octavo",
             "max_model_len": engine.max_model_len,
         }
-        return {"object": "list", "data": [model]}
+        return json_response({"object": "list", "data": [model]})
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one prompt or several."""
-        _check_model(body, served_name)
-        body.refuse_unsupported(*CompletionRequest.UNSUPPORTED)
+        _check(body, served_name)
         params = body.sampling_params()
-        reply = CompletionReply(ReplyHead("cmpl", served_name), engine.tokenizer, params.n, echo=body.echo)
-        return await _answer(engine, request, body, body.prompts(), reply, CompletionRequest.UNSUPPORTED)
+        reply = CompletionReply(served_name, engine.tokenizer, params, echo=body.echo)
+        return await _answer(engine, request, body, body.prompt, params, reply)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Reply to a conversation."""
-        _check_model(body, served_name)
-        body.refuse_unsupported(*ChatCompletionRequest.UNSUPPORTED)
-        if engine.tokenizer is None:
-            raise InvalidRequest("messages needs a tokenizer, and this model has none", field="messages")
+        _check(body, served_name)
+        params = body.sampling_params()
         token_ids = await engine.read_chat(
             body.messages, add_generation_prompt=body.add_generation_prompt, variables=body.chat_template_kwargs
         )
-        reply = ChatReply(ReplyHead("chatcmpl", served_name), engine.tokenizer, body.top_logprobs or 0)
-        return await _answer(engine, request, body, [token_ids], reply, ChatCompletionRequest.UNSUPPORTED)
+        assert engine.tokenizer is not None  # it has just read the chat
+        reply = ChatReply(served_name, engine.tokenizer, params)
+        return await _answer(engine, request, body, [token_ids], params, reply)
 
     return app
+
+
+def _check(body: GenerationRequest, served_name: str) -> None:
+    if body.model != served_name:
+        raise ModelNotFound(f"model {body.model[:100]!r} is not served here; ask for {served_name!r}", field="model")
+    body.refuse_unsupported()
 
 
 async def _answer(
     engine: AsyncEngine,
     request: Request,
-    body: CompletionRequest | ChatCompletionRequest,
+    body: GenerationRequest,
     prompts: Sequence[Prompt],
-    reply: CompletionReply | ChatReply,
-    known: Sequence[str],
+    params: SamplingParams,
+    reply: Reply,
 ) -> Response:
     """Run the prompts and answer as one body or as a stream."""
-    ignored = body.ignored_fields(*known)
-    headers = {IGNORED_HEADER: ",".join(ignored)[:1000].encode("ascii", "replace").decode()} if ignored else {}
-    params = body.sampling_params()
+    headers = _headers(body.ignored_fields())
     options: dict[str, Any] = {"priority": body.priority, "cache_salt": body.cache_salt}
-    if body.stream:
-        streams = [engine.generate(prompt, params, **options) for prompt in prompts]
-        events = await open_stream(streams, reply, include_usage=body.includes_usage)
-        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
     try:
-        outputs = await run_to_end(request, [engine.complete(prompt, params, **options) for prompt in prompts])
+        if body.stream:
+            pieces = engine.generate_many(prompts, params, **options)
+            events = await open_stream(request.receive, pieces, reply, include_usage=body.includes_usage)
+            return EventStream(events, headers)
+        outputs = await unless_gone(request.receive, engine.complete_many(prompts, params, **options))
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return JSONResponse(reply.body(outputs), headers=headers)
+    for output in outputs:
+        check_choices(output)
+    return json_response(reply.body(outputs), headers=headers)
 
 
-def _check_model(body: GenerationRequest, served_name: str) -> None:
-    if body.model != served_name:
-        raise ModelNotFound(f"model {body.model[:100]!r} is not served here; ask for {served_name!r}", field="model")
+def _headers(ignored: Sequence[str]) -> dict[str, str]:
+    if not ignored:
+        return {}
+    return {IGNORED_HEADER: re.sub(r"[^\w.,-]", "?", ",".join(ignored), flags=re.ASCII)[:MAX_HEADER_CHARS]}

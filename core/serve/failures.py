@@ -1,26 +1,32 @@
-"""Errors as OpenAI shapes them: {"error": {"message", "type", "param", "code"}}, no traceback, no input in it."""
+"""Errors as OpenAI shapes them: {"error": {"message", "type", "param", "code"}}, no traceback, little of the input."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI, Request
+import msgspec
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from octavo.core.base.errors import EngineDead, ModelNotFound, OctavoError, UserError
 
 MAX_MESSAGE_CHARS = 1000
+MAX_FIELD_CHARS = 100
+
+logger = logging.getLogger(__name__)
 
 
 def error_body(message: str, kind: str, field: str | None = None, code: str | None = None) -> dict[str, Any]:
     """The JSON body of an error."""
-    return {"error": {"message": message[:MAX_MESSAGE_CHARS], "type": kind, "param": field, "code": code}}
+    shown = None if field is None else field[:MAX_FIELD_CHARS]
+    return {"error": {"message": message[:MAX_MESSAGE_CHARS], "type": kind, "param": shown, "code": code}}
 
 
 def body_of(error: Exception) -> tuple[int, dict[str, Any]]:
-    """HTTP status and body of an error."""
+    """HTTP status and body of an error. One that nobody meant is logged, with its traceback."""
     if isinstance(error, ModelNotFound):
         return 404, error_body(str(error), "invalid_request_error", "model", "model_not_found")
     if isinstance(error, UserError):
@@ -29,25 +35,34 @@ def body_of(error: Exception) -> tuple[int, dict[str, Any]]:
         return 503, error_body(str(error), "service_unavailable")
     if isinstance(error, OctavoError):
         return 500, error_body(str(error), "server_error")
+    logger.error("a request failed", exc_info=error)
     return 500, error_body("the server failed; its log has the cause", "server_error")
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A response of strict JSON."""
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
 def install(app: FastAPI) -> None:
     """Make the app answer every error in this shape."""
 
     @app.exception_handler(OctavoError)
-    async def on_octavo_error(_: Request, error: OctavoError) -> JSONResponse:
+    async def on_octavo_error(_: Request, error: OctavoError) -> Response:
         status, body = body_of(error)
-        return JSONResponse(body, status)
+        return json_response(body, status)
 
     @app.exception_handler(RequestValidationError)
-    async def on_invalid_body(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def on_invalid_body(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")
-        return JSONResponse(
-            error_body(f"{place or 'body'}: {first['msg']}", "invalid_request_error", place or None), 400
-        )
+        message = f"{place or 'body'}: {first['msg']}"
+        return json_response(error_body(message, "invalid_request_error", place or None), 400)
 
     @app.exception_handler(HTTPException)
-    async def on_http_error(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse(error_body(str(error.detail), "invalid_request_error"), error.status_code)
+    async def on_http_error(_: Request, error: HTTPException) -> Response:
+        return json_response(error_body(str(error.detail), "invalid_request_error"), error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def on_any_error(_: Request, __: Exception) -> Response:  # whoever called it logs the traceback
+        return json_response(error_body("the server failed; its log has the cause", "server_error"), 500)

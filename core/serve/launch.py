@@ -1,8 +1,11 @@
 """`octavo serve`: the port first, then the engine process, then the app, until a signal or the engine's end.
 
-bind the port ── fails at once if it is taken
-AsyncEngine   ── its own process; a wrong model or flag ends here, with one line
-uvicorn       ── SIGINT or SIGTERM ends it after the replies in flight; so does the engine's death
+    bind the port ── fails at once if it is taken
+    AsyncEngine   ── its own process; a wrong model or flag ends here, with one line
+    web server    ── until SIGINT, SIGTERM or the engine's end
+    replies in flight: GRACE_SECONDS to finish, none after a second signal; what is left ends with an error event
+
+Whatever ends first takes the rest with it, and the cause is the last thing printed.
 """
 
 from __future__ import annotations
@@ -12,21 +15,27 @@ import dataclasses
 import signal
 import socket
 import sys
-from contextlib import nullcontext
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+from octavo import __version__
 from octavo.core.base.config import EngineConfig, ServeConfig
 from octavo.core.base.errors import ConfigError, EngineDead
 from octavo.core.engine.async_engine import AsyncEngine
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
 
-GRACE_SECONDS = 10
+GRACE_SECONDS = 10.0
 """How long replies in flight may take after a signal."""
 
-WATCH_SECONDS = 0.2
+CLOSE_SECONDS = 1.0
+"""How long a client may take to read the end of its reply once there is no more to come."""
+
+INTERRUPTED = 130
+"""Exit code for a signal that came before there was anything to serve."""
 
 
 def serve(config: EngineConfig, server: ServeConfig) -> int:
@@ -36,92 +45,156 @@ def serve(config: EngineConfig, server: ServeConfig) -> int:
         UserError: the port, the model, the backend or an option is at fault.
         EngineDead: the engine ended by itself.
     """
+    _check_extra()
+    with _listen(server) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(config, server, listener))
+
+
+def _check_extra() -> None:
     try:
+        import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
+        import zmq  # noqa: F401
     except ImportError as error:
         raise ConfigError("octavo serve needs its extra; pip install 'octavo[serve]'") from error
-    with _bind(server) as listener:
-        try:
-            asyncio.run(_serve(config, server, listener))
-        except asyncio.CancelledError:
-            sys.stderr.write("octavo: ended before the model was loaded\n")
-            return 1
-    return 0
 
 
-def _bind(server: ServeConfig) -> socket.socket:
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return None
+    return new_event_loop
+
+
+def _listen(server: ServeConfig) -> socket.socket:
+    """A socket that listens from now on, so that the port is ours while the model loads; clients wait that long."""
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((server.host, server.port))
+        listener.listen()
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"cannot listen on {server.host}:{server.port} ({error.strerror}); choose another --host or --port",
+            f"cannot listen on {_address(server.host, server.port)} ({error.strerror}); "
+            "choose another --host or --port",
             field="port",
         ) from error
     return listener
 
 
-async def _serve(config: EngineConfig, server: ServeConfig, listener: socket.socket) -> None:
-    import uvicorn
+async def _serve(config: EngineConfig, server: ServeConfig, listener: socket.socket) -> int:
+    signals = _Signals()
+    name = server.served_model_name or config.model
+    engine = AsyncEngine(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)})
+    try:
+        app = await _or_signal(_start(engine, name), signals)
+        if app is None:
+            sys.stderr.write("octavo: ended before the model was loaded\n")
+            return INTERRUPTED
+        host, port = listener.getsockname()[:2]
+        sys.stderr.write(f"octavo: serving {name} on http://{_address(host, port)}\n")
+        await _serve_app(app, engine, listener, signals)
+    finally:
+        await engine.close()
+    return 0
 
+
+async def _start(engine: AsyncEngine, name: str) -> FastAPI:
+    """Import the app while the engine loads."""
+    starting = asyncio.create_task(engine.start())
+    try:
+        create_app = await asyncio.to_thread(_import_app)
+        await starting
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+    return create_app(engine, name, __version__)
+
+
+def _import_app() -> Callable[[AsyncEngine, str, str], FastAPI]:
     from octavo.core.serve.api import create_app
 
-    signals = _Signals(asyncio.get_running_loop())
-    name = server.served_model_name or config.model
-    options = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    async with AsyncEngine(**options) as engine:
-        app = create_app(engine, name, _version())
-        web = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS)
-        )
-        web.capture_signals = nullcontext  # type: ignore[assignment,method-assign]  # ours: see _Signals
-        signals.hand_to(web)
-        host, port = listener.getsockname()[:2]
-        sys.stderr.write(f"octavo: serving {name} on http://{host}:{port}\n")
-        watcher = asyncio.create_task(_end_with(engine, web))
-        await web.serve(sockets=[listener])
-        watcher.cancel()
-        await asyncio.wait([watcher])
-        if engine.died is not None:
-            raise EngineDead(str(engine.died)) from engine.died
+    return create_app
+
+
+async def _or_signal(work: Coroutine[Any, Any, FastAPI], signals: _Signals) -> FastAPI | None:
+    """The work's result, or None when a signal came first; the work has then been cancelled and has ended."""
+    working = asyncio.create_task(work)
+    signalled = asyncio.create_task(signals.first.wait())
+    try:
+        await asyncio.wait({working, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        signalled.cancel()
+        await asyncio.gather(working, signalled, return_exceptions=True)
+
+
+async def _serve_app(app: FastAPI, engine: AsyncEngine, listener: socket.socket, signals: _Signals) -> None:
+    """Answer until a signal or the engine's end, then end as gently as can be.
+
+    Raises:
+        EngineDead: the engine ended by itself.
+    """
+    web = _web_server(app)
+    serving = asyncio.create_task(web.serve(sockets=[listener]))
+    first, second = asyncio.create_task(signals.first.wait()), asyncio.create_task(signals.second.wait())
+    engine_ended = asyncio.create_task(engine.wait_ended())
+    try:
+        await asyncio.wait({serving, first, engine_ended}, return_when=asyncio.FIRST_COMPLETED)
+        web.should_exit = True
+        await asyncio.wait({serving, second, engine_ended}, timeout=GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        cause = engine.cause_of_end
+        await engine.close()  # every open stream ends with an error event now
+        await asyncio.wait({serving}, timeout=CLOSE_SECONDS)
+        _cut_connections(web)
+        await serving
+    finally:
+        for task in (first, second, engine_ended):
+            task.cancel()
+    if cause is not None:
+        raise EngineDead(cause)
+
+
+def _web_server(app: FastAPI) -> uvicorn.Server:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Leaves the signals to us."""
+
+        @contextmanager
+        def capture_signals(self) -> Generator[None, None, None]:
+            yield
+
+    return Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
+
+
+def _cut_connections(web: uvicorn.Server) -> None:
+    """End what is still open: clients that don't read."""
+    web.force_exit = True
+    for connection in list(web.server_state.connections):
+        if connection.transport is not None:
+            connection.transport.abort()
 
 
 class _Signals:
-    """SIGINT and SIGTERM: while the model loads they cancel that, afterwards they end the web server, gracefully at
-    first and at once when repeated. Made in the task that loads."""
+    """SIGINT and SIGTERM of this process. Made inside its event loop.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._web: uvicorn.Server | None = None
-        self._loading = asyncio.current_task()
+    Attributes:
+        first, second: set by the first signal, and by the second.
+    """
+
+    def __init__(self) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
-
-    def hand_to(self, web: uvicorn.Server) -> None:
-        """From now on the web server is what a signal ends."""
-        self._web = web
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        if self._web is not None:
-            self._web.force_exit = self._web.should_exit
-            self._web.should_exit = True
-        elif self._loading is not None:
-            self._loading.cancel()
+        (self.second if self.first.is_set() else self.first).set()
 
 
-async def _end_with(engine: AsyncEngine, web: uvicorn.Server) -> None:
-    """Tell the web server to end when the engine has."""
-    while engine.died is None:
-        await asyncio.sleep(WATCH_SECONDS)
-    web.should_exit = True
-
-
-def _version() -> str:
-    try:
-        return version("octavo")
-    except PackageNotFoundError:  # a source tree that is not installed
-        import octavo
-
-        return octavo.__version__
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

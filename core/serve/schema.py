@@ -1,31 +1,89 @@
 """The request bodies of OpenAI's completions and chat completions, with the extensions vLLM's users know.
 
-Pydantic checks shapes here, at the edge; ranges are checked by SamplingParams. A field that would change the answer
-and that this version can't honour is refused; one that nobody knows is ignored and named in a response header.
+Pydantic checks shapes here, at the edge, strictly: "1" is no number. Ranges are checked by SamplingParams. A field
+that would change the answer and that this version can't honour is refused; one that nobody knows is ignored and named
+in a response header. Lists are checked to their first fault, so that a huge wrong one costs no more than a right one.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator
+from pydantic_core import PydanticCustomError
 
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.params import SamplingParams
+from octavo.core.engine.prompts import Prompt
 
-NEUTRAL: tuple[Any, ...] = (None, False, [], {}, "", "none", "auto")
-"""Values of an unsupported field that ask for nothing."""
+MAX_PROMPTS = 2048
+"""In one request, as in OpenAI's API."""
+
+NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
+"""Values of any unsupported field that ask for nothing."""
 
 SAMPLING_FIELDS = (
     "n", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "seed", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "bad_words",
-    "allowed_token_ids", "skip_special_tokens",
+    "frequency_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logit_bias",
+    "bad_words", "allowed_token_ids", "skip_special_tokens",
 )  # fmt: skip
 """Fields that go to SamplingParams as they are, when given."""
 
 
+def _as_prompts(value: Any) -> list[Prompt]:
+    """The prompts of a completion request as a list. What is in a list of token ids, the engine's door checks."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("prompt", "give a text, a list of token ids, or a list of texts or of such lists")
+    several = all(isinstance(each, str) for each in value) or all(isinstance(each, list) for each in value)
+    if several and len(value) > MAX_PROMPTS:
+        raise PydanticCustomError("prompt", f"give at most {MAX_PROMPTS} prompts at once")
+    return value if several else [value]
+
+
+def _as_bias(value: Any) -> dict[int, float] | None:
+    """logit_bias, whose keys are token ids written as text."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise PydanticCustomError("logit_bias", "give an object of token ids and numbers")
+    bias = {}
+    for key, added in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10) or type(added) not in (int, float):
+            raise PydanticCustomError("logit_bias", "each key must be a token id and each value a number")
+        bias[int(key)] = float(added)
+    return bias
+
+
+def _as_texts(value: Any) -> list[str] | None:
+    if value is not None and (not isinstance(value, list) or any(type(each) is not str for each in value)):
+        raise PydanticCustomError("texts", "give a list of texts")
+    return value
+
+
+def _as_stop(value: Any) -> list[str] | None:
+    return [value] if isinstance(value, str) else _as_texts(value)
+
+
+def _as_token_ids(value: Any) -> list[int] | None:
+    if value is not None and (not isinstance(value, list) or any(type(each) is not int for each in value)):
+        raise PydanticCustomError("token_ids", "give a list of token ids")
+    return value
+
+
+Prompts = Annotated[Any, PlainValidator(_as_prompts, str | list[str] | list[int] | list[list[int]])]
+Bias = Annotated[Any, PlainValidator(_as_bias, dict[str, float] | None)]
+Texts = Annotated[Any, PlainValidator(_as_texts, list[str] | None)]
+Stop = Annotated[Any, PlainValidator(_as_stop, str | list[str] | None)]
+TokenIds = Annotated[Any, PlainValidator(_as_token_ids, list[int] | None)]
+
+
 class StreamOptions(BaseModel):
     """include_usage: send one last chunk that holds the usage."""
+
+    model_config = ConfigDict(strict=True)
 
     include_usage: bool = False
 
@@ -33,7 +91,11 @@ class StreamOptions(BaseModel):
 class GenerationRequest(BaseModel):
     """What both endpoints take."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Known fields that this version can't honour, each with the values, besides NOTHING, that ask for no more than
+    what happens anyway."""
 
     model: str
     stream: bool = False
@@ -44,19 +106,19 @@ class GenerationRequest(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    logit_bias: dict[int, float] | None = None
+    stop: Stop = None
+    logit_bias: Bias = None
     user: str | None = None
 
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    bad_words: Texts = None
+    allowed_token_ids: TokenIds = None
     skip_special_tokens: bool | None = None
     priority: int = 0
     cache_salt: str | None = Field(default=None, max_length=1024)
@@ -66,70 +128,78 @@ class GenerationRequest(BaseModel):
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def refuse_unsupported(self, *names: str) -> None:
-        """Raise InvalidRequest for a field of these names that asks for something this version can't do."""
-        for name in names:
+    def refuse_unsupported(self) -> None:
+        """Raise InvalidRequest for a field that asks for something this version can't do."""
+        for name, harmless in self.UNSUPPORTED.items():
             value = (self.model_extra or {}).get(name)
-            if value not in NEUTRAL:
+            if value not in NOTHING and value not in harmless:
                 raise InvalidRequest(f"{name} is not supported by this version; leave it out", field=name)
 
-    def ignored_fields(self, *known: str) -> list[str]:
+    def ignored_fields(self) -> list[str]:
         """Fields in the body that nobody reads."""
-        return sorted(set(self.model_extra or {}) - set(known))
+        return sorted(set(self.model_extra or {}) - set(self.UNSUPPORTED))
 
-    def _stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    def _sampling(self, **changes: Any) -> SamplingParams:
+    def _sampling(self, **more: Any) -> SamplingParams:
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        return SamplingParams(**given, stop=self._stop_strings(), logit_bias=self.logit_bias or {}, **changes)
+        return SamplingParams(**given, **more)
+
+
+_STRUCTURE: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "truncate_prompt_tokens": (),
+    "prompt_logprobs": (),
+}
 
 
 class CompletionRequest(GenerationRequest):
-    """POST /v1/completions."""
+    """POST /v1/completions. max_tokens null fills the context; 0 generates nothing, which with echo scores a prompt."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_STRUCTURE, "suffix": (), "best_of": (1,)}
+
+    prompt: Prompts
     max_tokens: int | None = 16
     logprobs: int | None = None
     echo: bool = False
 
-    UNSUPPORTED: ClassVar[tuple[str, ...]] = ("suffix", "best_of", "response_format", "structured_outputs")
-
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, one or several, each a text or token ids."""
-        prompt: Any = self.prompt
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            return [prompt]
-        if not prompt:
-            raise InvalidRequest("prompt is empty; give a text, token ids, or a list of them", field="prompt")
-        return list(prompt)
-
     def sampling_params(self) -> SamplingParams:
         """What the engine is asked for. Raises InvalidRequest."""
-        prompt_logprobs = self.logprobs if self.echo else None
-        return self._sampling(max_tokens=self.max_tokens, logprobs=self.logprobs, prompt_logprobs=prompt_logprobs)
+        return self._sampling(
+            max_tokens=self.max_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.logprobs if self.echo else None,
+        )
 
 
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **_STRUCTURE,
+        "tools": (),
+        "tool_choice": ("none", "auto"),
+        "functions": (),
+        "function_call": ("none", "auto"),
+        "audio": (),
+        "modalities": (["text"],),
+        "web_search_options": (),
+        "chat_template": (),
+        "continue_final_message": (),
+        "documents": (),
+        "echo": (),
+    }
+
+    messages: Annotated[list[dict[str, Any]], FailFast()]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    logprobs: bool = False
+    logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
-
-    UNSUPPORTED: ClassVar[tuple[str, ...]] = (
-        "tools",
-        "tool_choice",
-        "functions",
-        "function_call",
-        "response_format",
-        "audio",
-        "modalities",
-    )
 
     def sampling_params(self) -> SamplingParams:
         """What the engine is asked for. Raises InvalidRequest."""

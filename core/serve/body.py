@@ -1,0 +1,50 @@
+"""Request bodies: bounded, and strict JSON. NaN, a lone surrogate, or bytes that are not UTF-8 go no further."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+from fastapi import HTTPException, Request, Response
+from fastapi.routing import APIRoute
+
+MAX_BODY_BYTES = 32 << 20
+
+
+class _JsonRequest(Request):
+    """A request whose body is read as this module says."""
+
+    async def body(self) -> bytes:
+        """The bytes of the body. Raises HTTPException 413."""
+        if not hasattr(self, "_body"):
+            parts, num_bytes = [], 0
+            async for part in self.stream():
+                parts.append(part)
+                num_bytes += len(part)
+                if num_bytes > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes; send less")
+            self._body = b"".join(parts)
+        return self._body
+
+    async def json(self) -> Any:
+        """The value in the body. Raises HTTPException 400."""
+        try:
+            return msgspec.json.decode(await self.body())
+        except RecursionError as error:
+            raise HTTPException(400, "the body is nested too deeply") from error
+        except msgspec.MsgspecError as error:
+            raise HTTPException(400, f"the body is not valid JSON: {error}") from error
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is read as this module says."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler that FastAPI calls."""
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(_JsonRequest(request.scope, request.receive))
+
+        return handle_json
