@@ -82,6 +82,8 @@ class Plan:
 def plan_model(config: EngineConfig) -> Plan:
     """Work out what fits.
 
+    Weights that do not fit are no error but a plan without KV cache.
+
     Raises:
         UserError: the model, the backend or the budget is at fault.
     """
@@ -97,9 +99,11 @@ def plan_model(config: EngineConfig) -> Plan:
     groups = scheduler_groups(layers)
     weight_bytes = facts.parameter_count().nbytes(sizes.dtype)
     block_bytes = pool_block_bytes(layers) * num_pools(layers)
-    left_bytes = max(0, memory.free_bytes - weight_bytes)
-    num_blocks = kv_blocks_for(config, sizes, groups, block_bytes, left_bytes)
-    sizes = fit_length(config, sizes, groups, num_blocks)
+    left_bytes = memory.free_bytes - weight_bytes
+    num_blocks, max_model_len = 0, 0
+    if left_bytes > 0:
+        num_blocks = kv_blocks_for(config, sizes, groups, block_bytes, left_bytes)
+        max_model_len = fit_length(config, sizes, groups, num_blocks).max_model_len
     return Plan(
         model=config.model,
         device=capabilities.device_name,
@@ -112,7 +116,7 @@ def plan_model(config: EngineConfig) -> Plan:
         block_size=sizes.block_size,
         num_kv_blocks=num_blocks,
         kv_bytes=num_blocks * block_bytes,
-        max_model_len=sizes.max_model_len,
+        max_model_len=max_model_len,
         model_limit=facts.max_position,
         concurrency=[
             (length, (num_blocks - 1) // peak_blocks(groups, length))

@@ -88,6 +88,20 @@ def resolve_sizes(
     )
 
 
+def check_weights_fit(weight_bytes: int, sizes: EngineSizes, free_bytes: int) -> None:
+    """Refuse weights that the device has no room for, before any of them is read.
+
+    Raises:
+        ConfigError: naming both sizes.
+    """
+    if weight_bytes > free_bytes:
+        raise ConfigError(
+            f"the weights take {format_bytes(weight_bytes)} as {str(sizes.dtype).removeprefix('torch.')}, but "
+            f"{format_bytes(free_bytes)} are free; free memory, or choose a smaller dtype or model",
+            field="model",
+        )
+
+
 def kv_blocks_for(
     config: EngineConfig, sizes: EngineSizes, groups: Sequence[KVGroupSpec], block_bytes: int, free_bytes: int
 ) -> int:
@@ -101,21 +115,37 @@ def kv_blocks_for(
         free_bytes: device memory that is free now, weights and workspace loaded.
 
     Raises:
-        ConfigError: the budget does not hold the smallest request.
+        ConfigError: the budget does not hold the smallest request, or is more than what is free.
     """
-    num_blocks, field = config.num_kv_blocks, "num_kv_blocks"
-    if num_blocks is None:
-        budget_bytes = config.kv_cache_memory_bytes or int(free_bytes * config.kv_memory_fraction)
-        useful = sizes.max_num_seqs * peak_blocks(groups, sizes.max_model_len) + 1
-        num_blocks, field = min(budget_bytes // block_bytes, useful), "kv_cache_memory_bytes"
+    num_blocks, field, budget = _asked_blocks(config, block_bytes, free_bytes)
+    if config.num_kv_blocks is None:
+        num_blocks = min(num_blocks, sizes.max_num_seqs * peak_blocks(groups, sizes.max_model_len) + 1)
     smallest = peak_blocks(groups, 1) + 1
     if num_blocks < smallest:
         raise ConfigError(
-            f"{field} leaves {num_blocks} KV blocks of {format_bytes(block_bytes)}, but one token needs {smallest} "
-            "(one of them is reserved); raise it",
+            f"{budget} gives {num_blocks} KV blocks of {format_bytes(block_bytes)}, but one token needs {smallest} "
+            f"(one of them is reserved); raise {field} or free memory",
+            field=field,
+        )
+    if num_blocks * block_bytes > free_bytes:
+        raise ConfigError(
+            f"{budget} asks for {format_bytes(num_blocks * block_bytes)} of KV cache, but {format_bytes(free_bytes)} "
+            f"are free; lower {field}",
             field=field,
         )
     return num_blocks
+
+
+def _asked_blocks(config: EngineConfig, block_bytes: int, free_bytes: int) -> tuple[int, str, str]:
+    """The blocks that the config asks for, the field that says so, and how, in words."""
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks, "num_kv_blocks", f"num_kv_blocks {config.num_kv_blocks}"
+    if config.kv_cache_memory_bytes is not None:
+        asked_bytes = config.kv_cache_memory_bytes
+        return asked_bytes // block_bytes, "kv_cache_memory_bytes", f"kv_cache_memory_bytes {asked_bytes}"
+    share = config.kv_memory_fraction
+    budget = f"kv_memory_fraction {share} of {format_bytes(free_bytes)} free"
+    return int(free_bytes * share) // block_bytes, "kv_memory_fraction", budget
 
 
 def fit_length(config: EngineConfig, sizes: EngineSizes, groups: Sequence[KVGroupSpec], num_blocks: int) -> EngineSizes:

@@ -19,7 +19,7 @@ from octavo.core.backend.opset import OpChoice, OpSet
 from octavo.core.backend.registry import BackendRegistry
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import BackendUnavailable
-from octavo.core.engine.resolve import EngineSizes, fit_length, kv_blocks_for, resolve_sizes
+from octavo.core.engine.resolve import EngineSizes, check_weights_fit, fit_length, kv_blocks_for, resolve_sizes
 from octavo.core.engine.runner import ModelRunner, RunnerLimits
 from octavo.core.layers.kv_groups import KVGroup, group_layers, layer_places, num_pools, pool_block_bytes
 from octavo.core.load.checkpoint import Checkpoint
@@ -58,6 +58,7 @@ class Worker:
         backend = self._backend
         facts = read_config(checkpoint.config)
         sizes = resolve_sizes(config, checkpoint.config, facts, backend.capabilities)
+        check_weights_fit(facts.parameter_count().nbytes(sizes.dtype), sizes, backend.memory_info().free_bytes)
         self._opset = OpSet(backend, strict=config.strict_backend)
         self._model = _load_model(checkpoint, sizes, backend, self._opset, show_progress=config.progress)
         self.vocab_size = self._model.vocab_size

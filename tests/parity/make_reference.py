@@ -32,7 +32,7 @@ def main(names: list[str]) -> None:
         reference = make_reference(name)
         file = HERE / "reference" / f"{name}.json"
         file.write_text(_one_record_a_line(reference), encoding="utf-8")
-        print(f"wrote {file}")
+        sys.stderr.write(f"wrote {file}\n")
 
 
 def make_reference(name: str) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def make_reference(name: str) -> dict[str, Any]:
     records = []
     for index, prompt in enumerate(own_prompts):
         records.append(greedy(model, tokenizer(prompt)["input_ids"]))
-        print(f"{name}: {index + 1} of {len(own_prompts)}", flush=True)
+        sys.stderr.write(f"{name}: {index + 1} of {len(own_prompts)}\n")
     return {
         "model": name,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
