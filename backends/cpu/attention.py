@@ -75,6 +75,7 @@ class AttentionOps:
     """The attention ops of one engine's context: `plan`, `paged_attention`, `attention`, `merge_attention`."""
 
     def __init__(self, context: NativeContext) -> None:
+        self._context = context  # keeps its threads and scratch memory alive
         self._handle = context.handle
         self._paged_attention = context.library.kernel("paged_attention", PagedAttentionArgs)
         self._merge_attention = context.library.kernel("merge_attention", MergeAttentionArgs)

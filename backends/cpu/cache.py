@@ -62,6 +62,7 @@ class CacheOps:
     """The KV cache ops of one engine's context."""
 
     def __init__(self, context: NativeContext) -> None:
+        self._context = context  # keeps its threads and scratch memory alive
         self._handle = context.handle
         self._write_kv = context.library.kernel("write_kv", WriteKvArgs)
         self._move_blocks = context.library.kernel("move_blocks", MoveBlocksArgs)

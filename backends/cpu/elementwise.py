@@ -59,6 +59,7 @@ class ElementwiseOps:
     """The row ops of one engine's context: `rms_norm`, `act_mul`, `rotary`."""
 
     def __init__(self, context: NativeContext) -> None:
+        self._context = context  # keeps its threads and scratch memory alive
         self._handle = context.handle
         self._rms_norm = context.library.kernel("rms_norm", RmsNormArgs)
         self._act_mul = context.library.kernel("act_mul", ActMulArgs)

@@ -160,6 +160,7 @@ class GemmOps:
 
     def __init__(self, context: NativeContext) -> None:
         self.arena = WeightArena()
+        self._context = context  # keeps its threads and scratch memory alive
         self._handle = context.handle
         self._pack = context.library.kernel("pack", PackArgs)
         self._gemm = context.library.kernel("gemm", GemmArgs)

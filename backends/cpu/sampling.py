@@ -25,6 +25,7 @@ class SamplingOps:
     """The sampling op of one engine's context: `sample`."""
 
     def __init__(self, context: NativeContext) -> None:
+        self._context = context  # keeps its threads and scratch memory alive
         self._handle = context.handle
         self._sample = context.library.kernel("sample", SampleArgs)
 
