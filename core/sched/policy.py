@@ -134,9 +134,9 @@ class SiblingGate:
         self._leaders = leaders
 
     def may_start(self, request: Request) -> Reason | None:
-        """See AdmissionGate. A leader that ended, or lost its blocks once, holds nobody back."""
+        """See AdmissionGate. A leader that ended holds nobody back; a preempted one is before its siblings."""
         leader = leader_of(request, self._leaders)
-        if leader is None or leader.num_preemptions or leader.order > request.order:
+        if leader is None or leader.order > request.order:
             return None
         if leader.status is RequestStatus.RUNNING and leader.num_computed_tokens >= leader.num_prompt_tokens:
             return None

@@ -75,6 +75,21 @@ def test_a_missing_block_in_the_window_shortens_the_hit_for_all_groups():
     harness.check_replies()
 
 
+def test_a_hit_that_one_window_shortens_is_checked_again_in_the_others():
+    groups = groups_of((4, 6), (4, 9))
+    harness = harness_of(groups=groups)
+    prompt = list(range(40))
+    harness.add(request_of("first", prompt, 1))
+    harness.drain()
+    pool, chain = harness.blocks._pool, harness.requests["first"].block_hashes[4]
+    pool.forget(pool.lookup(1, chain[7]))  # so no more than 28 tokens, at the end of which
+    pool.forget(pool.lookup(0, chain[6]))  # the other group misses a block that it did not need for 36
+    harness.add(second := request_of("second", prompt, 1))
+    harness.drain()
+    assert second.num_cached_tokens == 24
+    harness.check_replies()
+
+
 @pytest.mark.parametrize("chunk", [4, 8, 9, 16, 40])
 def test_window_smaller_than_the_chunk_loses_no_key(chunk):
     harness = harness_of(groups=groups_of((4, None), (4, 8)), max_num_batched_tokens=chunk, max_num_seqs=4)

@@ -47,6 +47,7 @@ def test_a_preempted_request_comes_back_whole():
     while not scheduled.preempted_request_ids:
         scheduled = harness.step()
     assert scheduled.preempted_request_ids == ("second",)
+    assert harness.requests["second"].num_computed_tokens == 0
     so_far = tuple(harness.requests["second"].token_ids)
     while not scheduled.new_requests:
         scheduled = harness.step()
@@ -55,6 +56,36 @@ def test_a_preempted_request_comes_back_whole():
     assert (resumed.token_ids, resumed.num_prompt_tokens) == (so_far, 4)
     harness.drain()
     harness.check_replies()
+
+
+def test_nobody_starts_on_the_blocks_that_a_preempted_request_gave_up():
+    harness = harness_of(num_blocks=9, max_num_seqs=3)
+    harness.add(request_of("first", 60, 30))
+    harness.add(request_of("second", 60, 30))
+    harness.step()
+    harness.step()
+    harness.add(request_of("third", 4, 4))  # its one block comes free with those of the second
+    scheduled = harness.step()
+    while not scheduled.preempted_request_ids:
+        scheduled = harness.step()
+    assert scheduled.preempted_request_ids == ("second",)
+    assert list(scheduled.num_scheduled_tokens) == ["first"]
+    while not scheduled.new_requests:
+        scheduled = harness.step()
+    assert scheduled.new_requests[0].request_id == "second"
+    harness.drain()
+    harness.check_replies()
+
+
+def test_the_runner_hears_of_the_end_of_a_preempted_request():
+    harness = harness_of(num_blocks=9, max_num_seqs=2)
+    harness.add(request_of("first", 60, 60))
+    harness.add(request_of("second", 4, 60))
+    while not harness.step().preempted_request_ids:
+        pass
+    harness.note(harness.scheduler.abort(["second"]))
+    assert harness.step().finished_request_ids == ("second",)
+    harness.drain()
 
 
 def test_the_cache_often_still_has_what_a_preempted_request_computed():
@@ -81,7 +112,14 @@ def test_prompt_logprobs_come_once_whenever_it_was_preempted():
     harness.add(request_of("first", 30, 60))
     for name in ("a", "b"):
         harness.add(request_of(name, 60, 20, sampling={"prompt_logprobs": 1}))
-    harness.drain()  # the harness refuses a second delivery, the simulator a skipped position
+    resumed = []
+    while harness.scheduler.has_unfinished():
+        # The harness refuses a second delivery, the simulator a skipped position.
+        delivered = harness.prompt_logprobs.keys() | {"first"}
+        for new in harness.step().new_requests:
+            assert new.needs_prompt_logprobs == (new.request_id not in delivered)
+            resumed += [new.needs_prompt_logprobs] if new.resumed else []
+    assert False in resumed
     assert harness.prompt_logprobs == {"a": 60, "b": 60}
     assert harness.scheduler.stats().preemptions > 0
     harness.check_replies()
@@ -138,6 +176,8 @@ def test_an_urgent_prompt_gets_the_budget_before_a_less_urgent_one():
     harness.step()
     harness.add(request_of("urgent", 40, 1, priority=0))
     assert harness.step().num_scheduled_tokens == {"urgent": 15, "low": 1}
+    assert harness.step().num_scheduled_tokens == {"urgent": 15, "low": 1}
+    assert harness.step().num_scheduled_tokens == {"urgent": 10, "low": 6}
 
 
 def test_ageing_lets_the_least_urgent_through_a_flood():

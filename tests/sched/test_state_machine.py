@@ -20,7 +20,7 @@ from octavo.core.sched.request import Request
 from tests.sched.simulator import EOS, VOCAB_SIZE, Harness
 
 NIGHTLY = os.environ.get("OCTAVO_NIGHTLY") == "1"
-MAX_MODEL_LEN = 48
+MAX_MODEL_LEN = 64
 
 GROUPS = st.sampled_from(
     [
