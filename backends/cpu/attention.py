@@ -76,6 +76,7 @@ class AttentionOps:
 
     def __init__(self, context: NativeContext) -> None:
         self._context = context  # keeps its threads and scratch memory alive
+        self._context = context  # must outlive the calls made here
         self._handle = context.handle
         self._paged_attention = context.library.kernel("paged_attention", PagedAttentionArgs)
         self._merge_attention = context.library.kernel("merge_attention", MergeAttentionArgs)

@@ -63,6 +63,7 @@ class CacheOps:
 
     def __init__(self, context: NativeContext) -> None:
         self._context = context  # keeps its threads and scratch memory alive
+        self._context = context  # must outlive the calls made here
         self._handle = context.handle
         self._write_kv = context.library.kernel("write_kv", WriteKvArgs)
         self._move_blocks = context.library.kernel("move_blocks", MoveBlocksArgs)

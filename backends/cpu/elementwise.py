@@ -60,6 +60,7 @@ class ElementwiseOps:
 
     def __init__(self, context: NativeContext) -> None:
         self._context = context  # keeps its threads and scratch memory alive
+        self._context = context  # must outlive the calls made here
         self._handle = context.handle
         self._rms_norm = context.library.kernel("rms_norm", RmsNormArgs)
         self._act_mul = context.library.kernel("act_mul", ActMulArgs)
