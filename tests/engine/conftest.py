@@ -33,10 +33,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
     return TinyModels(tmp_path_factory)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """The Null model with SmolLM2's vocabulary and tokenizer; requests force their tokens by `script`."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         world = NullWorld(monkeypatch, tmp_path_factory.mktemp("scripted"))
-        with world.llm({"vocab_size": 49152}, tokenizer="smollm2", num_kv_blocks=2000) as llm:
-            yield llm
+        llm = world.llm({"vocab_size": 49152}, tokenizer="smollm2", num_kv_blocks=2000)
+    with llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def scripted_gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """The same with Gemma's."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        world = NullWorld(monkeypatch, tmp_path_factory.mktemp("scripted-gemma"))
+        llm = world.llm({"vocab_size": 262144}, tokenizer="gemma3-270m", num_kv_blocks=50)
+    with llm:
+        yield llm
