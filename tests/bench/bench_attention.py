@@ -133,8 +133,6 @@ def main() -> None:
     parser.add_argument("--only", choices=("decode", "prefill"))
     options = parser.parse_args()
     library = native.load()
-        __import__("octavo.backends.cpu.native_build", fromlist=["build"]).build(__import__("pathlib").Path("/tmp/ab"))
-    )
     if library is None:
         raise SystemExit("no native library: nothing to measure")
     context = native.NativeContext(library, options.threads, options.isa)
