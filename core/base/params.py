@@ -7,7 +7,6 @@ Field names and meanings follow vLLM's and OpenAI's, so that a script changes on
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,9 @@ MAX_LOGPROBS = 1024
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
 MAX_SEED = 2**64 - 1
+MAX_REPETITION_PENALTY = 1e6
+
+_REAL_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 MAX_COUNT = 2**31 - 1
 """Of tokens, where nothing else bounds them: far beyond any context, and a number that every wire format carries."""
 
@@ -50,7 +52,7 @@ class SamplingParams:
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches top_p; in (0, 1].
         min_p: drop tokens less likely than min_p times the most likely one; in [0, 1].
-        repetition_penalty: > 0; > 1 discourages tokens of prompt and output (Keskar et al. 2019, CTRL).
+        repetition_penalty: in (0, 1e6]; > 1 discourages tokens of prompt and output (Keskar et al. 2019, CTRL).
         presence_penalty, frequency_penalty: in [-2, 2]; on output tokens only.
         seed: makes the choice reproducible, whatever shares the batch; None draws one at submission.
         stop: strings that end a choice; the earliest match wins.
@@ -100,8 +102,10 @@ class SamplingParams:
         object.__setattr__(self, "bad_words_token_ids", tuple(tuple(ids) for ids in self.bad_words_token_ids or ()))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
-        object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in (self.logit_bias or {}).items()})
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         self._check_ranges()
+        for name in _REAL_NUMBERS:  # temperature=1 is a float to whoever computes with it
+            object.__setattr__(self, name, float(getattr(self, name)))
 
     @property
     def greedy(self) -> bool:
@@ -123,14 +127,13 @@ class SamplingParams:
             )
         _within("temperature", self.temperature, 0.0, 100.0)
         _whole("top_k", self.top_k, -1, MAX_COUNT)
-        if not 0.0 < self.top_p <= 1.0:
+        _within("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
             raise InvalidRequest(f"top_p is {self.top_p}; give a value in (0, 1]", field="top_p")
         _within("min_p", self.min_p, 0.0, 1.0)
-        if not (self.repetition_penalty > 0.0 and math.isfinite(self.repetition_penalty)):
-            raise InvalidRequest(
-                f"repetition_penalty is {self.repetition_penalty}; give a finite value above 0",
-                field="repetition_penalty",
-            )
+        _within("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY)
+        if self.repetition_penalty == 0:
+            raise InvalidRequest("repetition_penalty is 0; give a value above 0", field="repetition_penalty")
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
@@ -170,10 +173,22 @@ class SamplingParams:
             ("bad_words_token_ids", bad_ids),
         ):
             for token_id in ids:
+                if not isinstance(token_id, int):
+                    raise InvalidRequest(f"{name} has {token_id!r}, which is no token id", field=name)
                 if not 0 <= token_id < vocab_size:
                     raise InvalidRequest(
                         f"{name} has token id {token_id}, outside the vocabulary 0..{vocab_size - 1}", field=name
                     )
+
+
+def _biases(logit_bias: Mapping[Any, Any] | None) -> dict[int, float]:
+    """Token id -> addend; JSON's keys are strings."""
+    try:
+        return {int(token_id): float(addend) for token_id, addend in (logit_bias or {}).items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(
+            f"logit_bias must map token ids to numbers between -100 and 100: {error}", field="logit_bias"
+        ) from error
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
