@@ -147,8 +147,8 @@ def _capabilities(context: native.NativeContext | None) -> Capabilities:
     return Capabilities(
         device_name=cpu_name(),
         arch=f"{platform.machine()} {context.isa if context is not None else 'torch'}",
-        # Few CPUs multiply 16-bit floats fast: store them, widen in registers, compute in fp32.
-        activation_dtype=dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float32),
+        # Few CPUs multiply 16-bit floats fast: bf16 is widened in registers, and an fp16 checkpoint kept as fp32.
+        activation_dtype=dict.fromkeys((torch.float32, torch.bfloat16), torch.float32),
         default_dtype=torch.float32,
         kv_dtypes=(torch.float32, torch.bfloat16, torch.float16),
         total_memory_bytes=host_memory().total_bytes,
