@@ -105,7 +105,7 @@ def test_the_limits_are_exact(scripted: LLM) -> None:
     (filled,) = scripted.generate([[1] * 4090], SamplingParams(max_tokens=None, ignore_eos=True))
     assert len(exact.outputs[0].token_ids) == len(filled.outputs[0].token_ids) == 6
     assert filled.outputs[0].finish_reason is FinishReason.LENGTH
-    with pytest.raises(InvalidRequest, match="4090 tokens and max_tokens is 7.*4096.*at most 6"):
+    with pytest.raises(InvalidRequest, match=r"4090 tokens and max_tokens is 7.*4096.*at most 6"):
         scripted.generate([[1] * 4090], SamplingParams(max_tokens=7))
 
 
