@@ -345,7 +345,7 @@ class Ops(Protocol):
     ) -> None:
         """out [R] int64: temperature, top-k, top-p, min-p, then the inverse CDF at uniform_R in [0, 1).
 
-        temperature 0 takes the lowest id of the maximum.
+        temperature 0 takes the lowest id of the maximum. A row without a finite maximum (all -inf, NaN) gets -1.
         """
 
 

@@ -28,8 +28,8 @@ def sample_reference(
 ) -> torch.Tensor:
     """Draw one token per row by the inverse of the cumulative distribution.
 
-    Shapes: logits [R, V] float32, each row with a finite maximum; temperature, top_p, min_p, uniform [R] float32;
-        top_k [R] int64. Returns [R] int64.
+    Shapes: logits [R, V] float32; temperature, top_p, min_p, uniform [R] float32; top_k [R] int64.
+        Returns [R] int64; -1 for a row without a finite maximum (all -inf, some +inf or NaN).
     Units: temperature 0 takes the lowest id of the maximum; top_k <= 0 or >= V, top_p >= 1, min_p <= 0 keep all;
         uniform in [0, 1).
     Mutates: nothing.
@@ -38,11 +38,13 @@ def sample_reference(
     Source: Fan et al. 2018 (top-k); Holtzman et al. 2020 (top-p); Nguyen et al. 2024 (min-p).
     """
     top_R, greedy_R = logits_RV.max(dim=-1)
-    is_greedy_R = temperature_R <= 0
+    greedy_R = torch.where(top_R.isfinite(), greedy_R, -1)
+    is_greedy_R = (temperature_R <= 0) | (greedy_R < 0)
     if bool(is_greedy_R.all()):
         return greedy_R
     divisor_R = torch.where(is_greedy_R, torch.ones_like(temperature_R), temperature_R)
     scaled_RV = (logits_RV - top_R.unsqueeze(-1)).div_(divisor_R.unsqueeze(-1))
+    scaled_RV[is_greedy_R] = 0.0  # not drawn from, so that whatever they hold is in nobody's way
     top_k_floor_R = _top_k_floor(scaled_RV, top_k_R)
     floor_R = torch.maximum(top_k_floor_R, _top_p_floor(scaled_RV, top_k_floor_R, top_p_R))
     floor_R = torch.maximum(floor_R, min_p_R.clamp(0, 1).log())

@@ -1,10 +1,9 @@
 """From a step's logits to the next token of every row.
 
-    raw logits ─ NaN? that row alone fails
-        │  greedy rows with nothing else: done, the maximum was found by the same pass
-        ▼  a copy of the other rows
-    logits processors ─▶ allowed ids, bias, bad words, min_tokens ─▶ penalties
-        ─▶ [ draw: temperature ─▶ top-k ─▶ top-p ─▶ min-p ─▶ inverse CDF at the row's own uniform number ]
+    raw logits ─▶ [ draw: temperature ─▶ top-k ─▶ top-p ─▶ min-p ─▶ inverse CDF at the row's own uniform number ]
+        │         a row without a finite maximum (NaN) fails alone; a row without edits is done
+        ▼  a copy of the rows with edits
+    logits processors ─▶ allowed ids, bias, bad words, min_tokens ─▶ penalties ─▶ draw
 
 The draw is the backend's `sample` op, passed in. Log probabilities are taken from the raw logits afterwards. A row's
 token depends on nothing but the row: not on its neighbours, nor on their number. The ModelRunner calls this once a
@@ -77,71 +76,74 @@ class Sampler:
         Shapes: logits [R, V] float32, one row per entry of rows.
         Mutates: nothing; the caller appends the tokens to their rows.
         """
-        top_R, greedy_R = logits_RV.max(dim=-1)
-        failed = {i: _reason(top) for i, top in enumerate(top_R.tolist()) if not math.isfinite(top)}
-        token_ids: list[int] = greedy_R.tolist()
-        active = [i for i, row in enumerate(rows) if i not in failed and not row.takes_maximum]
-        if active:
-            self._sample_active(logits_RV, rows, active, token_ids, failed)
-        for i in failed:
-            token_ids[i] = NO_TOKEN
+        token_ids = self._drawn(logits_RV, rows, [not row.takes_maximum and not row.edits_logits for row in rows])
+        failed = {i: _reason(logits_RV[i]) for i, token_id in enumerate(token_ids) if token_id == NO_TOKEN}
+        edited = [i for i, row in enumerate(rows) if row.edits_logits and i not in failed]
+        if edited:
+            self._sample_edited(logits_RV, rows, edited, token_ids, failed)
         return SamplerOutput(token_ids, _logprobs(logits_RV, rows, token_ids, failed), failed)
 
-    def _sample_active(
+    def _sample_edited(
         self,
         logits_RV: torch.Tensor,
         all_rows: Sequence[SamplingRow],
-        active: Sequence[int],
+        edited: Sequence[int],
         token_ids: list[int],
         failed: dict[int, str],
     ) -> None:
-        """Sample the rows named by active into token_ids; rows that fail are added to failed."""
-        rows = [all_rows[i] for i in active]
-        edited = [i for i, row in enumerate(rows) if row.edits_logits]
-        if edited or len(active) < len(all_rows):
-            logits_RV = logits_RV[torch.tensor(active, device=logits_RV.device)]
-        for i, reason in _edit(logits_RV, rows, edited).items():
-            failed[active[i]] = reason
-            logits_RV[i] = 0.0  # drawn from like any row, and thrown away
-        drawn_R = torch.empty(len(rows), dtype=torch.int64, device=logits_RV.device)
-        self._draw(logits_RV, *_draw_arguments(rows, logits_RV.device), out=drawn_R)
-        for i, token_id in zip(active, drawn_R.tolist(), strict=True):
-            token_ids[i] = token_id
+        """Sample the rows named by edited into token_ids, from a copy; rows that fail are added to failed."""
+        rows = [all_rows[i] for i in edited]
+        copy_RV = logits_RV[torch.tensor(edited, device=logits_RV.device)]
+        reasons = _edit(copy_RV, rows)
+        drawn = self._drawn(copy_RV, rows, [not row.params.greedy for row in rows])
+        for k, i in enumerate(edited):
+            token_ids[i] = NO_TOKEN if k in reasons else drawn[k]
+            if token_ids[i] == NO_TOKEN:
+                failed[i] = reasons.get(k) or _edited_reason(copy_RV[k])
+
+    def _drawn(self, logits_RV: torch.Tensor, rows: Sequence[SamplingRow], draws: Sequence[bool]) -> list[int]:
+        """The backend's draw; a row that does not draw takes its maximum. NO_TOKEN for logits without a finite one."""
+        ids_R = torch.empty(len(rows), dtype=torch.int64, device=logits_RV.device)
+        self._draw(logits_RV, *_draw_arguments(rows, draws, logits_RV.device), out=ids_R)
+        token_ids: list[int] = ids_R.tolist()
+        return token_ids
 
 
-def _edit(logits_RV: torch.Tensor, rows: Sequence[SamplingRow], edited: Sequence[int]) -> dict[int, str]:
-    """Apply processors, masks, bias and penalties in place; returns the rows that failed, with the reason."""
+def _edit(logits_RV: torch.Tensor, rows: Sequence[SamplingRow]) -> dict[int, str]:
+    """Apply processors, masks, bias and penalties in place; returns the rows whose processor failed, and why."""
     failed: dict[int, str] = {}
-    for i in edited:
+    for i, row in enumerate(rows):
         try:
-            rows[i].edit(logits_RV[i])
+            row.edit(logits_RV[i])
         except Exception as error:  # a logits processor is the caller's code
             failed[i] = f"a logits processor failed: {type(error).__name__}: {error}"
-    penalised = {i: counts for i in edited if (counts := rows[i].counts) is not None}
+    penalised = {i: counts for i, row in enumerate(rows) if (counts := row.counts) is not None}
     if penalised:
         indices = list(penalised)
         apply_penalties(logits_RV, indices, [rows[i].params for i in indices], list(penalised.values()))
-    for i in edited:
-        if i not in failed and not math.isfinite(top := float(logits_RV[i].max())):
-            failed[i] = _edited_reason(top)
     return failed
 
 
-def _draw_arguments(rows: Sequence[SamplingRow], device: torch.device) -> list[torch.Tensor]:
-    """temperature, top_k, top_p, min_p and uniform of each row."""
+def _draw_arguments(
+    rows: Sequence[SamplingRow], draws: Sequence[bool], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """temperature, top_k, top_p, min_p and uniform of each row; temperature 0 where a row takes its maximum."""
+    if not any(draws):
+        zeros_R = torch.zeros(len(rows), device=device)
+        return zeros_R, zeros_R.long(), zeros_R, zeros_R, zeros_R
     params = [row.params for row in rows]
     uniform_R = uniform(
         np.array([row.seed for row in rows], dtype=np.uint64),
         np.array([row.choice for row in rows], dtype=np.uint64),
         np.array([row.position for row in rows], dtype=np.uint64),
     )
-    return [
-        torch.tensor([0.0 if p.greedy else p.temperature for p in params], device=device),
+    return (
+        torch.tensor([p.temperature if drawn else 0.0 for p, drawn in zip(params, draws, strict=True)], device=device),
         torch.tensor([p.top_k for p in params], device=device),
         torch.tensor([p.top_p for p in params], device=device),
         torch.tensor([p.min_p for p in params], device=device),
         torch.from_numpy(uniform_R).to(device),
-    ]
+    )
 
 
 def _logprobs(
@@ -158,13 +160,13 @@ def _logprobs(
     return result
 
 
-def _reason(top: float) -> str:
-    """Why raw logits with this maximum can't be sampled from."""
-    return "logits are NaN" if math.isnan(top) else "logits are infinite"
+def _reason(logits_V: torch.Tensor) -> str:
+    """Why raw logits without a finite maximum can't be sampled from."""
+    return "logits are NaN" if bool(logits_V.isnan().any()) else "logits are infinite"
 
 
-def _edited_reason(top: float) -> str:
-    """Why logits whose maximum became this can't be sampled from."""
-    if top == -math.inf:
+def _edited_reason(logits_V: torch.Tensor) -> str:
+    """Why edited logits without a finite maximum can't be sampled from."""
+    if float(logits_V.max()) == -math.inf:
         return "no token is left to sample: allowed_token_ids, bad_words, min_tokens and logits processors exclude all"
-    return _reason(top) + " after logits processors, logit_bias and penalties"
+    return _reason(logits_V) + " after logits processors, logit_bias and penalties"

@@ -111,6 +111,18 @@ def test_a_row_is_drawn_alike_alone_and_in_a_batch(ops: SamplingOps) -> None:
     assert together.tolist() == alone
 
 
+@pytest.mark.parametrize("place", [0, 15, 16, 99, 100])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_without_a_finite_maximum_gets_no_token(ops: SamplingOps, value: float, place: int) -> None:
+    logits = torch.randn(3, 101)
+    logits[1, place] = value
+    for settings in ({}, {"temperature": 0.0}, {"top_p": 0.5}):
+        got, expected = draw(ops, logits, **settings)
+        assert got.tolist() == expected.tolist()
+        assert [token_id == -1 for token_id in got.tolist()] == [False, True, False]
+    assert draw(ops, torch.full((1, 5), -torch.inf))[0].item() == -1
+
+
 def test_other_types_are_refused(ops: SamplingOps) -> None:
     with pytest.raises(UnsupportedOp, match="fp32"):
         draw(ops, torch.zeros(2, 8, dtype=torch.float64))

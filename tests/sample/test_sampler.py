@@ -32,12 +32,16 @@ def test_greedy_takes_the_most_likely_and_the_lowest_of_a_tie(sampler, row):
     assert one(sampler, torch.zeros(1, V), row()) == 0
 
 
-def test_a_greedy_batch_is_never_drawn_from(row):
-    def draw(*arguments, out):
-        raise AssertionError("drawn from")
+def test_a_greedy_batch_goes_to_the_device_once_and_at_temperature_0(row):
+    temperatures = []
+
+    def draw(logits_RV, temperature_R, *others, out):
+        temperatures.append(temperature_R.tolist())
+        out.copy_(logits_RV.argmax(-1))
 
     logits = logits_of(4)
     assert Sampler(draw).sample(logits, [row(logprobs=2)] * 4).token_ids == logits.argmax(-1).tolist()
+    assert temperatures == [[0.0] * 4]
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-7, 9e-6, 1e-5, 1e-4, 1e-3])

@@ -3,7 +3,7 @@
 #define OCTAVO_SAMPLE_H
 
 /* One token per row: x = (logit - max) / temperature; keep x >= the floors of top-k, top-p and min-p, ties kept; then the
- * first id at which the running sum of e^x exceeds uniform times its total. Each row needs a finite maximum. */
+ * first id at which the running sum of e^x exceeds uniform times its total. -1 for a row without a finite maximum. */
 typedef struct SampleArgs {
     OctavoContext *ctx;
     const float *logits;      /* [R, V] */
