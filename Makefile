@@ -18,7 +18,7 @@ SOURCES := pyproject.toml setup.py requirements/cpu.lock backends/cpu/native_bui
 
 export MODEL PROMPT # so that the shell, not make, quotes them
 .DEFAULT_GOAL := help
-.PHONY: help run test nightly lint bench wheel clean
+.PHONY: help run test nightly parity lint bench wheel clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ test: $(VENV)/.octavo-dev ## set up what the tests need and run them (TESTS=path
 
 nightly: $(VENV)/.octavo-dev ## the tests with millions of random steps; takes hours
 	OCTAVO_NIGHTLY=1 $(BIN)/python -m pytest -q -m "not parity" --timeout=0 $(TESTS)
+
+parity: $(VENV)/.octavo-dev ## compare 40 prompts of each demo model with Hugging Face's tokens; takes minutes
+	$(BIN)/python -m pytest -q -rP -m parity --timeout=0 tests/parity
 
 lint: $(VENV)/.octavo-dev ## style, types and import contracts
 	$(BIN)/ruff check .
