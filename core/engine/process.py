@@ -17,15 +17,16 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
 
 from octavo.core.base.errors import InvalidRequest, OctavoError
 from octavo.core.engine import messages
-from octavo.core.engine.engine import Engine
 from octavo.core.engine.wire import EngineOutput
-from octavo.core.load.checkpoint import open_checkpoint
-from octavo.core.load.resolve import resolve_model
+
+if TYPE_CHECKING:
+    from octavo.core.engine.engine import Engine
 
 LINGER_MS = 2000
 """How long a last message may take to leave when the process ends."""
@@ -119,6 +120,10 @@ def main() -> int:
 
 
 def _serve(start: messages.Start, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+    from octavo.core.engine.engine import Engine  # imports torch: only now, when the front is being watched
+    from octavo.core.load.checkpoint import open_checkpoint
+    from octavo.core.load.resolve import resolve_model
+
     config = start.config
     checkpoint = open_checkpoint(resolve_model(config.model), num_threads=config.num_threads)
     try:

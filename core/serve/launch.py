@@ -126,7 +126,7 @@ async def _or_signal(work: Coroutine[Any, Any, FastAPI], signals: _Signals) -> F
     signalled = asyncio.create_task(signals.first.wait())
     try:
         await asyncio.wait({working, signalled}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        return None if signals.first.is_set() else working.result()
     finally:
         working.cancel()
         signalled.cancel()
