@@ -88,13 +88,19 @@ class ChatTemplate:
         if not messages:
             raise InvalidRequest("messages is empty; give at least one message", field="messages")
         checked = [self._prepare(i, message) for i, message in enumerate(messages)]
-        return self._run(
-            **(variables or {}),
+        given: dict[str, Any] = {
             **self._special_tokens,
-            messages=checked,
-            add_generation_prompt=add_generation_prompt,
-            tools=list(tools) if tools else None,
-        )
+            "messages": checked,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": list(tools) if tools else None,
+        }
+        for name in variables or {}:
+            if name in given:
+                raise InvalidRequest(
+                    f"chat_template_kwargs may not set {name}, which the template gets anyway",
+                    field="chat_template_kwargs",
+                )
+        return self._run(**given, **(variables or {}))
 
     @cached_property
     def takes_parts(self) -> bool:
