@@ -203,7 +203,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     def sampling_params(self) -> SamplingParams:
         """What the engine is asked for. Raises InvalidRequest."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         return self._sampling(max_tokens=limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None)

@@ -1,0 +1,158 @@
+"""A server on a real socket, in a thread of the tests' process so that they can look at its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from octavo.core.base.metrics import SchedulerStats
+from octavo.core.engine.async_engine import AsyncEngine
+from octavo.core.serve.api import create_app
+from tests.fakes.chains import save_chains
+
+MAX_MODEL_LEN = 2048
+OPTIONS: dict[str, Any] = {"num_threads": 1, "progress": False, "max_model_len": MAX_MODEL_LEN, "num_kv_blocks": 1000}
+
+
+class Server:
+    """A running server. Made and ended by `serving`.
+
+    Attributes:
+        url: of the API's root.
+        client: OpenAI's own client; http: a plain one.
+        engine: only to be looked at from the tests' thread.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self._model, self._options = model, options
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.engine = AsyncEngine(model, **(OPTIONS | options))
+        self._web: uvicorn.Server | None = None
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_ready(self) -> None:
+        while self._web is None or not self._web.started:
+            assert self._failure is None, self._failure
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        self.client.close()
+        self.http.close()
+        if self._web is not None:
+            self._web.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._failure = error
+
+    async def _serve(self) -> None:
+        async with self.engine as engine:
+            config = uvicorn.Config(create_app(engine, "tiny", "0"), log_level="warning", access_log=False)
+            self._web = uvicorn.Server(config)
+            await self._web.serve(sockets=[self._listener])
+
+    # -- what tests ask and say ------------------------------------------------------------------------
+
+    def stats(self) -> SchedulerStats:
+        return self.engine.stats()
+
+    def wait(self, until: Callable[[SchedulerStats], bool], seconds: float = 10.0) -> None:
+        """Wait for the engine's figures to become as told."""
+        deadline = time.monotonic() + seconds
+        while not until(self.stats()):
+            assert time.monotonic() < deadline, self.stats()
+            time.sleep(0.005)
+
+    def wait_idle(self, seconds: float = 10.0) -> None:
+        """Wait until no request and no block is held."""
+        self.wait(lambda s: s.num_running == s.num_waiting == s.kv_blocks_used == 0, seconds)
+
+    def complete(self, prompt: Any, **fields: Any) -> Any:
+        """A completion by OpenAI's client."""
+        return self.client.completions.create(model="tiny", prompt=prompt, **_with_extras(fields))
+
+    def chat(self, content: Any = "Hi", **fields: Any) -> Any:
+        """A chat completion by OpenAI's client; content is the user's, or a list of messages."""
+        is_conversation = isinstance(content, list) and all("role" in each for each in content)
+        messages = content if is_conversation else [{"role": "user", "content": content}]
+        return self.client.chat.completions.create(model="tiny", messages=messages, **_with_extras(fields))
+
+    def post(self, path: str, **fields: Any) -> httpx.Response:
+        """A request as plain JSON."""
+        return self.http.post(f"/v1/{path}", json={"model": "tiny", **fields})
+
+    def refusal(self, path: str = "completions", status: int = 400, **fields: Any) -> dict[str, Any]:
+        """The error object of a request that must be refused."""
+        return error_of(self.post(path, **fields), status)
+
+
+OURS = {
+    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
+    "bad_words", "allowed_token_ids", "skip_special_tokens", "priority", "cache_salt", "add_generation_prompt",
+    "chat_template_kwargs",
+}  # fmt: skip
+"""Fields that OpenAI's client takes as extra_body only."""
+
+
+def _with_extras(fields: dict[str, Any]) -> dict[str, Any]:
+    extras = {name: value for name, value in fields.items() if name in OURS}
+    return {name: value for name, value in fields.items() if name not in OURS} | {"extra_body": extras}
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error object of a response, which has OpenAI's shape and is small."""
+    assert response.status_code == status, response.text[:500]
+    assert len(response.content) < 4096
+    ((name, error),) = response.json().items()
+    assert name == "error"
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "Traceback" not in error["message"]
+    return error
+
+
+@pytest.fixture(scope="session")
+def chain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the model of tests.fakes.chains; SmolLM2's tokenizer goes with it."""
+    return save_chains(tmp_path_factory.mktemp("chains"))
+
+
+@pytest.fixture(scope="package")
+def server(chain_model: Path) -> Iterator[Server]:
+    """The chain model with SmolLM2's tokenizer, four requests at once, 4 ms or so a step."""
+    made = Server(str(chain_model), tokenizer="smollm2", max_num_seqs=4, max_num_batched_tokens=512)
+    made.start()
+    try:
+        made.wait_ready()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test that used the server, no request and no block is left in its engine."""
+    yield
+    if "server" in request.fixturenames:
+        request.getfixturevalue("server").wait_idle()

@@ -1,0 +1,238 @@
+"""`octavo serve` as people run it: two processes, and every way in which they may end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.fakes.chains import FOREVER
+
+ROOT = Path(__file__).parents[2]
+FLAGS = (
+    "--tokenizer", "smollm2", "--num-threads", "1", "--max-model-len", "2048", "--num-kv-blocks", "500",
+    "--served-model-name", "tiny", "--no-progress",
+)  # fmt: skip
+SECONDS = 60.0
+"""How long anything may take on a busy machine, kernels built afresh included; what must be quick is measured by itself."""
+
+
+class Serve:
+    """One run of `octavo serve`, in a session and a temporary folder of its own."""
+
+    def __init__(self, model: str, *flags: str, port: int = 0, environ: dict[str, str] | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="t-"))
+        self._log = self.folder.with_suffix(".log")
+        paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, "-m", "octavo.core.cli.main", "serve", model, *FLAGS, "--port", str(port), *flags]
+        with self._log.open("wb") as log:
+            self._popen = subprocess.Popen(
+                command,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=os.environ | {"PYTHONPATH": paths, "TMPDIR": str(self.folder)} | (environ or {}),
+            )
+        self.process = psutil.Process(self._popen.pid)
+        self.engine: psutil.Process | None = None
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def wait_engine(self) -> psutil.Process:
+        """The engine process, once it has started."""
+        self.engine = wait_for(lambda: next(iter(self.process.children()), None))
+        return self.engine
+
+    def wait_ready(self) -> httpx.Client:
+        """A client, once the server says where it serves."""
+        line = wait_for(lambda: next((part for part in self.log().splitlines() if " on http://" in part), None))
+        self.wait_engine()
+        return httpx.Client(base_url=line.split()[-1], timeout=SECONDS)
+
+    def send(self, number: int, *, group: bool = False) -> None:
+        (os.killpg if group else os.kill)(self._popen.pid, number)
+
+    def wait(self, seconds: float = SECONDS) -> int:
+        """The exit code, after checking that nothing is left."""
+        code = self._popen.wait(seconds)
+        if self.engine is not None:
+            psutil.wait_procs([self.engine], timeout=5)
+            assert not self.engine.is_running(), "an orphan"
+        wait_for(lambda: list(self.folder.iterdir()) == [])
+        assert "Traceback" not in self.log(), self.log()
+        return code
+
+    def end(self) -> None:
+        """Whatever the test did, leave no process."""
+        self._popen.kill()
+        self._popen.wait()
+        if self.engine is not None and self.engine.is_running():
+            self.engine.kill()
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+    return result
+
+
+@pytest.fixture
+def serve(chain_model: Path) -> Iterator[Callable[..., Serve]]:
+    """Starts servers, of the chain model unless told otherwise."""
+    started: list[Serve] = []
+
+    def start(*flags: str, model: str | None = None, **options: Any) -> Serve:
+        started.append(Serve(model or str(chain_model), *flags, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def stream(client: httpx.Client, **fields: Any) -> Any:
+    body = {"model": "tiny", "prompt": "Loop", "stream": True, **FOREVER, **fields}
+    return client.stream("POST", "/v1/completions", json=body)
+
+
+def test_a_taken_port_and_an_idle_end(serve: Callable[..., Serve]) -> None:
+    first = serve()
+    client = first.wait_ready()
+    assert client.get("/health").status_code == 200
+    second = serve(port=client.base_url.port)
+    assert second.wait() == 2
+    assert second.log().startswith(f"octavo: error: cannot listen on 127.0.0.1:{client.base_url.port}")
+    assert second.log().count("\n") == 1
+    asked = time.monotonic()
+    first.send(signal.SIGTERM)
+    assert first.wait() == 0
+    assert time.monotonic() - asked < 5
+    with socket.create_server(("127.0.0.1", client.base_url.port or 0)):
+        pass  # the port is free again
+
+
+def test_two_servers_that_want_one_port_at_once(serve: Callable[..., Serve]) -> None:
+    """vllm#40443: the port is taken before the model is loaded, so the second one does not load for nothing."""
+    first = serve()
+    first.wait_engine()
+    port = wait_for(lambda: next((c.laddr.port for c in first.process.net_connections("tcp")), None))
+    second = serve(port=port)
+    assert second.wait() == 2
+    assert second.engine is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "model", "says"),
+    [
+        ((), "/no/such/model", "no file or directory"),
+        ((), "smollm3", "did you mean 'smollm2'?"),
+        (("--num-kv-blocks", "1"), None, "one token needs 2"),
+        (("--host", "256.0.0.1"), None, "cannot listen on 256.0.0.1:0"),
+    ],
+)
+def test_what_can_not_be_served_is_told_in_one_line(
+    serve: Callable[..., Serve], flags: tuple[str, ...], model: str | None, says: str
+) -> None:
+    run = serve(*flags, model=model)
+    assert run.wait() == 2
+    last = run.log().splitlines()[-1]
+    assert last.startswith("octavo: error: ")
+    assert says in last
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_loading(serve: Callable[..., Serve], number: int) -> None:
+    run = serve()
+    run.wait_engine()
+    run.send(number, group=number == signal.SIGINT)
+    assert run.wait() == 130
+    assert run.log().splitlines()[-1] == "octavo: ended before the model was loaded"
+
+
+def test_the_server_killed_while_loading(serve: Callable[..., Serve]) -> None:
+    run = serve()
+    run.wait_engine()
+    run.send(signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL
+
+
+def test_the_engine_killed(serve: Callable[..., Serve]) -> None:
+    run = serve()
+    with run.wait_ready() as client, stream(client) as live:
+        events = live.iter_lines()
+        assert "one" in next(events)
+        assert run.engine is not None
+        run.engine.kill()
+        killed = time.monotonic()
+        *_, error, done = [event for event in events if event]
+        assert "killed by SIGKILL" in error
+        assert error.startswith('data: {"error":')
+        assert done == "data: [DONE]"
+    assert run.wait() == 1
+    assert time.monotonic() - killed < 5
+    assert run.log().splitlines()[-1].startswith("octavo: error: the engine process was killed by SIGKILL")
+
+
+def test_the_server_killed(serve: Callable[..., Serve]) -> None:
+    run = serve()
+    with run.wait_ready() as client, stream(client) as live:
+        next(live.iter_lines())
+        run.send(signal.SIGKILL)
+        killed = time.monotonic()
+        assert run.wait() == -signal.SIGKILL
+    assert time.monotonic() - killed < 5
+
+
+def test_a_signal_lets_replies_finish(serve: Callable[..., Serve]) -> None:
+    """vllm#36666. The signal goes to both processes, as a service manager sends it."""
+    run = serve()
+    with run.wait_ready() as client, stream(client, max_tokens=300) as live:
+        events = live.iter_lines()
+        next(events)
+        run.send(signal.SIGTERM, group=True)
+        wait_for(lambda: refuses(client))
+        *_, last, done = [event for event in events if event]
+        assert '"finish_reason":"length"' in last
+        assert done == "data: [DONE]"
+    assert run.wait() == 0
+
+
+def test_a_second_signal_ends_replies(serve: Callable[..., Serve]) -> None:
+    run = serve()
+    with run.wait_ready() as client, stream(client) as live, stream(client, prompt=["Loop"] * 300) as unread:
+        events = live.iter_lines()
+        next(events)
+        run.send(signal.SIGINT, group=True)
+        wait_for(lambda: refuses(client))
+        next(events)
+        run.send(signal.SIGINT, group=True)
+        asked = time.monotonic()
+        *_, error, done = [event for event in events if event]
+        assert "the engine was closed" in error
+        assert done == "data: [DONE]"
+        assert run.wait() == 0
+        assert time.monotonic() - asked < 5
+        assert unread.status_code == 200
+
+
+def refuses(client: httpx.Client) -> bool:
+    """Whether new connections are refused."""
+    try:
+        socket.create_connection((str(client.base_url.host), client.base_url.port or 0), 1).close()
+    except ConnectionRefusedError:
+        return True
+    return False
