@@ -1,0 +1,70 @@
+"""A backend's known gaps: `gaps.toml`, shipped in its own package, next to its plug-in.
+
+    [[gap]]
+    case = "rms_norm/float32-w64"       # or op = "lora_gemm": all its cases
+    kind = "notimpl"                    # notimpl: no kernel yet | notyet: known wrong | never: won't be
+    reason = "one line, for the report"
+
+Strict: a name that is no case of the suite is an error, and a gap whose case passes is `xpass`, a failure, so that
+the file can only shrink truthfully.
+"""
+
+from __future__ import annotations
+
+import enum
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from octavo.conformance.case import Case
+from octavo.core.base.errors import ConfigError
+
+
+class GapKind(enum.StrEnum):
+    NOTIMPL = "notimpl"
+    NOTYET = "notyet"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """One case that the backend is known to fail."""
+
+    case: str
+    kind: GapKind
+    reason: str
+
+
+def parse_gaps(text: str, cases: Iterable[Case], *, source: str = "gaps.toml") -> dict[str, Gap]:
+    """Case name -> gap. Raises ConfigError naming the source for anything that isn't exactly as described above."""
+    known = list(cases)
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is no TOML: {error}", field="gaps") from error
+    if set(document) - {"gap"}:
+        raise ConfigError(
+            f"{source} has unknown keys {sorted(set(document) - {'gap'})}; only [[gap]] is read", field="gaps"
+        )
+    gaps: dict[str, Gap] = {}
+    for entry in document.get("gap", []):
+        for gap in _entry(entry, known, source):
+            if gap.case in gaps:
+                raise ConfigError(f"{source} names the case {gap.case} twice; keep one entry", field="gaps")
+            gaps[gap.case] = gap
+    return gaps
+
+
+def _entry(entry: dict[str, str], cases: list[Case], source: str) -> list[Gap]:
+    target = {"case", "op"} & set(entry)
+    if len(target) != 1 or set(entry) - target != {"kind", "reason"} or not str(entry.get("reason", "")).strip():
+        raise ConfigError(f"{source}: {entry} must have case or op, kind and reason, and nothing else", field="gaps")
+    if entry["kind"] not in list(GapKind):
+        raise ConfigError(f"{source}: kind {entry['kind']!r} must be one of {', '.join(GapKind)}", field="gaps")
+    key = target.pop()
+    names = [c.name for c in cases if (c.name if key == "case" else c.op) == entry[key]]
+    if not names:
+        raise ConfigError(
+            f"{source}: {key} {entry[key]!r} is none of the suite; see `octavo conform list`", field="gaps"
+        )
+    return [Gap(name, GapKind(entry["kind"]), str(entry["reason"]).strip()) for name in names]

@@ -1,0 +1,112 @@
+"""Runs a case on a live backend, twice, each time under another poison, and looks for what no oracle is needed to see.
+
+    attempt 1: NaN in outputs, gaps, unused KV      ┐ outputs must agree bit for bit, unless the backend declares
+    attempt 2: huge finite values in the same       ┘ itself non-deterministic
+
+Faults of an attempt: guard bands, gaps or inputs changed; elements never written; non-finite or all-zero outputs; an
+op that raises; outputs that still change after the device said it was done. The oracle comes later, elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from octavo.conformance.case import Case
+from octavo.conformance.draw import Draw
+from octavo.conformance.facts import Facts
+from octavo.conformance.harness.bench import Bench
+from octavo.conformance.harness.poison import Poison, same_bits
+from octavo.conformance.harness.result import Outcome, TensorBytes
+from octavo.conformance.trial import Role, Trial
+from octavo.core.backend import DeviceBackend, OpSet
+from octavo.core.base.errors import UnsupportedOp
+
+
+def execute(case: Case, backend: DeviceBackend, seed: int, *, strict: bool = False) -> Outcome:
+    """Both attempts of a case. strict: no fallback to the reference ops. Never raises for what a backend does."""
+    outcome = Outcome()
+    started = time.perf_counter()
+    seen: list[dict[str, torch.Tensor]] = []
+    try:
+        facts = Facts.of(backend.capabilities)
+        trial = case.build(Draw(seed, case.name, case.op, facts))
+        for poison in Poison:
+            seen.append(_attempt(case, trial, backend, poison, outcome, strict=strict))
+    except Exception as error:
+        _record(error, outcome)
+    if len(seen) == len(Poison):
+        _compare(seen, outcome, is_deterministic=backend.capabilities.deterministic)
+    outcome.attempts = [{name: TensorBytes.of(x) for name, x in outputs.items()} for outputs in seen]
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+def _attempt(
+    case: Case, trial: Trial, backend: DeviceBackend, poison: Poison, outcome: Outcome, *, strict: bool
+) -> dict[str, torch.Tensor]:
+    opset = OpSet(backend, strict=strict)
+    bench = Bench(trial, backend, opset, poison)
+    spec = bench.localized(case.spec)
+    opset.bind(case.op, spec)
+    _note_choice(case, opset, outcome)
+    with torch.no_grad():
+        trial.run(bench)
+    outputs, faults = bench.read()
+    again, _ = bench.read()
+    for name in outputs:
+        if not bool(same_bits(outputs[name], again[name]).all()):
+            outcome.mistrust.append(f"{name} still changed after the device said that all its work was done")
+    faults += _suspicious(trial, outputs)
+    outcome.faults += [f"{fault} (under {poison} poison)" for fault in faults]
+    return outputs
+
+
+def _note_choice(case: Case, opset: OpSet, outcome: Outcome) -> None:
+    report = opset.report()
+    outcome.ops = [f"{choice.op}:{choice.implementation}" for choice in report]
+    for choice in report:
+        if choice.op == case.op:
+            outcome.implementation, outcome.reason = choice.implementation, choice.reason
+
+
+def _record(error: Exception, outcome: Outcome) -> None:
+    """UnsupportedOp is a refusal only where supports() refused as well; everything else is an error."""
+    outcome.is_refused = isinstance(error, UnsupportedOp) and outcome.implementation == "fallback"
+    lied = isinstance(error, UnsupportedOp) and not outcome.is_refused
+    prefix = "supports() accepted the spec, and the op refused it: " if lied else ""
+    outcome.error = f"{prefix}{type(error).__name__}: {error}"
+
+
+def _suspicious(trial: Trial, outputs: dict[str, torch.Tensor]) -> list[str]:
+    """Outputs that no honest op gives, whatever the oracle says."""
+    faults = []
+    for tensor in trial.tensors:
+        if tensor.role is Role.GIVEN or not outputs[tensor.name].numel():
+            continue
+        x = outputs[tensor.name]
+        values = x.to(torch.float64) if x.dtype.is_floating_point else x
+        if tensor.is_finite and x.dtype.is_floating_point and (bad := int((~values.isfinite()).sum())):
+            faults.append(f"{tensor.name}: {bad} of {x.numel()} values are not finite")
+        if not tensor.may_be_zero and not bool(values.any()):
+            faults.append(f"{tensor.name}: all zero")
+    return faults
+
+
+def _compare(seen: list[dict[str, torch.Tensor]], outcome: Outcome, *, is_deterministic: bool) -> None:
+    """Bitwise agreement. The second attempt's outputs are kept only where they may differ."""
+    first, second = seen
+    differs = False
+    for name, x in first.items():
+        same = same_bits(x, second[name])
+        if not bool(same.all()):
+            differs = True
+            if is_deterministic:
+                at = tuple((~same).nonzero()[0].tolist())
+                outcome.faults.append(
+                    f"{name}: {int((~same).sum())} of {x.numel()} elements differ between two runs that differ only in "
+                    f"what must not be read, first at {at}"
+                )
+    if not differs:
+        seen.pop()

@@ -1,0 +1,163 @@
+"""How far an honest result may lie from the float64 oracle: one `Bound` per op, each derived here.
+
+    Bound ── element   |e| must not pass it anywhere
+          ├─ sigma     predicted standard deviation of e: rms(e) ≤ 2 · rms(sigma)
+          └─ unit      what the gain may be off by, besides 6 standard errors
+
+u is the unit roundoff of a dtype: rounding to nearest gives x(1 + d), |d| ≤ u, and d is close to uniform in ±u, whose
+variance is u²/3. The oracle is fed inputs that are already rounded, so only the op's own roundings count. A sum of L
+terms rounded L times in any order errs by a random walk: ~ √L · u · (size of the sums).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from octavo.conformance.lanes.accumulation import Accumulation
+
+U32 = 2.0**-24
+UNIT = {
+    torch.float64: 2.0**-53,
+    torch.float32: U32,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+    torch.float8_e4m3fn: 2.0**-4,
+    torch.float8_e4m3fnuz: 2.0**-4,
+}
+"""Unit roundoffs. Never written to."""
+
+SUBNORMAL = {torch.float16: 2.0**-25}
+"""Half of the smallest subnormal, where a result may be that small."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What is allowed. element and sigma have the output's shape, float64."""
+
+    element: torch.Tensor
+    sigma: torch.Tensor
+    unit: float
+
+
+def attention_bound(
+    out: torch.Tensor,
+    *,
+    weighted_rms: torch.Tensor,
+    weighted_sum: torch.Tensor,
+    score_size: torch.Tensor,
+    value_per_mass: torch.Tensor,
+    head_dim: int,
+    num_keys: torch.Tensor | int,
+    dtype: torch.dtype,
+    p_dtype: torch.dtype | None = None,
+) -> Bound:
+    """Attention's bound.
+
+    Args:
+        out: o, the oracle's output [T, H, Dv].
+        weighted_rms: Q = √Σp²v², [T, H, Dv].
+        weighted_sum: A = Σp|v|, [T, H, Dv].
+        score_size: σ = max_j scale·Σ|q·k|, [T, H, 1].
+        value_per_mass: Σ|v| / l over the keys seen, l the softmax denominator (of exp(s - max)), [T, H, Dv].
+        num_keys: L, a number or [T, 1, 1].
+        p_dtype: what probabilities are rounded to before the second product; the output's dtype if not given.
+
+    Derivation. Rounding the output: u_o|o|, doubled because the value rounded is already off. Rounding each p to u_p:
+    Σ p_j d_j v_j, a random sum of size u_p·Q, 4 standard deviations and more at any length. A score errs by √D·u32·σ
+    (a sum of D products) and exp turns that into a relative error of p, in numerator and denominator alike: 2(√D·u32·σ
+    + a few ulp of exp) · A. Adding up L terms in fp32: √L·u32·A. In fp16 results and p may be subnormal, each off by
+    2^-25 absolutely: 2^-25 (1 + Σ|v|/l).
+    """
+    u_o, u_p = UNIT[dtype], UNIT[p_dtype or dtype]
+    root_d = math.sqrt(head_dim)
+    root_l = torch.as_tensor(num_keys, dtype=torch.float64).sqrt()
+    score = root_d * U32 * score_size
+    element = 2 * u_o * out.abs() + 4 * u_p * weighted_rms
+    element = element + (2 * (score + 4 * U32) + root_l * U32) * weighted_sum
+    element = element + SUBNORMAL.get(dtype, 0.0) * (1 + value_per_mass)
+    variance = (u_o**2 * out.square() + u_p**2 * weighted_rms.square()) / 3
+    variance = variance + ((score + root_l * U32) * weighted_sum).square()
+    return Bound(element, variance.sqrt(), u_o)
+
+
+def lse_bound(lse: torch.Tensor, *, score_size: torch.Tensor, head_dim: int, num_keys: torch.Tensor | int) -> Bound:
+    """Natural log-sum-exp in fp32. lse, score_size [T, H]; num_keys a number or [T, 1].
+
+    Every score is off by at most 2√D·u32·σ, hence so is their log-sum-exp; the sum of L positive terms is off by a
+    factor 1 + √L·u32, hence its logarithm by √L·u32; exp, log and the final addition of the maximum cost a few ulp of
+    |lse| and of 1.
+    """
+    root_l = torch.as_tensor(num_keys, dtype=torch.float64).sqrt()
+    finite = torch.where(lse.isfinite(), lse, torch.zeros_like(lse))
+    sigma = U32 * (math.sqrt(head_dim) * score_size + root_l + finite.abs() + 4)
+    return Bound(4 * sigma, sigma, U32)
+
+
+def product_bound(
+    c: torch.Tensor,
+    squares: torch.Tensor,
+    *,
+    inner: int,
+    dtype: torch.dtype,
+    accumulation: Accumulation,
+    slope: torch.Tensor | float = 1.0,
+    x_dtype: torch.dtype = torch.bfloat16,
+) -> Bound:
+    """A product's bound. c [M, N] after the epilogue, squares = Σ(ab)² of the product, [M, N].
+
+    Rounding the output: 2u_o|c|. Adding K products in an accumulator of unit u: each partial sum is of the size of
+    √Σ(ab)² + |c| (a random walk that ends at c) and is rounded K times: √K·u·(√Σ(ab)² + |c|), four times over for
+    the element. A truncating accumulator errs one way: K instead of √K. Operands rounded on the way in (tf32) add
+    √2·u_in·√Σ(ab)². `slope` is by how much the epilogue stretches an error of the product (a gate).
+    """
+    u_o, spread = UNIT[dtype], squares.sqrt()
+    steps = float(inner) if accumulation.truncating else math.sqrt(inner)
+    summing = accumulation.unit * steps * (spread + c.abs())
+    if x_dtype == torch.float32 and accumulation.operand_unit:
+        summing = summing + math.sqrt(2) * accumulation.operand_unit * spread
+    summing = summing * slope
+    sigma = (u_o**2 / 3 * c.square() + summing.square()).sqrt()
+    # Two ulp of fp32 for what an epilogue computes in fp32 (bias, gate, residual) before the one rounding to dtype.
+    element = 2 * u_o * c.abs() + 4 * summing + 2 * U32 * c.abs() + SUBNORMAL.get(dtype, 0.0)
+    return Bound(element, sigma, u_o)
+
+
+def norm_bound(out: torch.Tensor, *, width: int, dtype: torch.dtype) -> Bound:
+    """RMSNorm: x · r · w with r = 1/√(mean x² + eps), in fp32.
+
+    The mean of M positive squares is off by a factor 1 + √M·u32 at most (4 standard deviations: 4√M), r by half of
+    that; r itself is good to 2 ulp, each of two products to u32. Then one rounding to dtype, doubled: 2u_o|o|.
+    """
+    u_o = UNIT[dtype]
+    inner = U32 * (2 * math.sqrt(width) + 6)
+    magnitude = out.abs()
+    element = (2 * u_o + inner) * magnitude + SUBNORMAL.get(dtype, 0.0)
+    sigma = (u_o**2 / 3 + inner**2 / 4) ** 0.5 * magnitude
+    return Bound(element, sigma, u_o)
+
+
+def rounding_bound(out: torch.Tensor, *, dtype: torch.dtype, inner: torch.Tensor | float = 0.0) -> Bound:
+    """One rounding to dtype of a value that fp32 arithmetic got within `inner` (absolute): sums of two, merges.
+
+    Element: u_o(1 + u_o)|o| doubled for values near a tie, and inner; sigma: uniform rounding and half of inner.
+    """
+    u_o = UNIT[dtype]
+    absolute = torch.as_tensor(inner, dtype=torch.float64).expand(out.shape)
+    element = 2 * u_o * out.abs() + absolute + SUBNORMAL.get(dtype, 0.0)
+    sigma = (u_o**2 / 3 * out.square() + (absolute / 2).square()).sqrt()
+    return Bound(element, sigma, u_o)
+
+
+def rotary_bound(out: torch.Tensor, pair_size: torch.Tensor, *, dtype: torch.dtype) -> Bound:
+    """Rotary: a·cos ∓ b·sin with cos and sin given. pair_size = |a cos| + |b sin|: two products and one sum in fp32,
+    each within u32 of a term no larger than pair_size: 3·u32·pair_size, then one rounding."""
+    return rounding_bound(out, dtype=dtype, inner=3 * U32 * pair_size)
+
+
+def gate_bound(out: torch.Tensor, gate: torch.Tensor, *, dtype: torch.dtype) -> Bound:
+    """act(g)·u. exp and erf/tanh are good to a few ulp of their value; where act(g) cancels (g « 0: 1 + tanh, 1 + erf)
+    the error is absolute, an ulp of 1 times |g|. fp32: (4 ulp relative + ½·2 ulp·|g|)·|u|, taken with |out| ≤ |g u|."""
+    return rounding_bound(out, dtype=dtype, inner=4 * U32 * (out.abs() + gate.abs()))

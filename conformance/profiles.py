@@ -1,0 +1,74 @@
+"""Profiles: named sets of cases, and when a backend meets one.
+
+    case.profiles names the profiles that contain it; "full" contains all cases
+    met:  every case of the profile that concerns the backend passes, and PagedAttention and GEMM run on its own
+          kernels (or composites with one): a fallback of these never earns it
+
+`core` allows no gaps at all; the others allow what gaps.toml declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from octavo.conformance.case import Case
+from octavo.conformance.harness.result import BAD, OWN_KERNELS, CaseResult, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A named set of cases.
+
+    Attributes:
+        purpose: one line, for `octavo conform list`.
+        is_claim: it says something about a device; False for sets that only exercise the suite.
+        allows_gaps: cases listed in gaps.toml don't spoil it.
+        needs_determinism: every case must give the same bits twice, so the backend must declare that it does.
+    """
+
+    name: str
+    purpose: str
+    is_claim: bool = True
+    allows_gaps: bool = True
+    needs_determinism: bool = False
+
+    def contains(self, case: Case) -> bool:
+        return self.name == "full" or self.name in case.profiles
+
+    def failures(self, results: Iterable[CaseResult], *, is_deterministic: bool) -> list[str]:
+        """Why the profile is not met, one line per case; empty when it is. No result at all is a failure."""
+        results = list(results)
+        reasons = [f"{r.name}: {r.status}: {r.detail}" for r in results if not self._accepts(r)]
+        if not results:
+            reasons.append("no case was run")
+        if self.needs_determinism and not is_deterministic:
+            reasons.append("the backend declares itself non-deterministic")
+        return reasons
+
+    def _accepts(self, result: CaseResult) -> bool:
+        if result.status in BAD or result.status is Status.UNSUPPORTED:
+            return False
+        if result.status is Status.FALLBACK:
+            return not any(f"{op}:fallback" in result.ops for op in OWN_KERNELS)
+        return result.status is Status.PASS or self.allows_gaps
+
+
+PROFILES = {
+    p.name: p
+    for p in (
+        Profile("tiny", "a quick set at the smallest shapes", is_claim=False),
+        Profile("tiny-full", "core's parameters at shapes for interpreters", is_claim=False),
+        Profile("smoke", "under a minute on two CPU cores"),
+        Profile("core", "what every backend must pass; no gaps", allows_gaps=False),
+        Profile("fp8kv", "8-bit floating point KV caches"),
+        Profile("mla", "multi-head latent attention"),
+        Profile("moe", "mixtures of experts"),
+        Profile("quant", "quantised weights and activations"),
+        Profile("lora", "low-rank adapters"),
+        Profile("dist", "collectives"),
+        Profile("deterministic", "the same bits every time, alone and in any batch", needs_determinism=True),
+        Profile("full", "every case of the suite"),
+    )
+}
+"""By name. Never written to."""
