@@ -214,13 +214,20 @@ class Harness:
             if delta.finish_reason is not None:
                 self.ended[delta.request_id] = delta
 
-    def drain(self, max_steps: int = 5000) -> int:
-        """Run until nothing is left; returns the number of steps."""
+    def drain(self) -> int:
+        """Run until nothing is left; returns the number of steps.
+
+        The first running request advances in every step and keeps what it has, so no more steps are needed than all
+        live requests have tokens; twice that allows for those that give way to more urgent ones.
+        """
+        live = [request for request_id, request in self.requests.items() if request_id not in self.ended]
+        max_steps = 2 * sum(request.num_prompt_tokens + request.max_tokens for request in live)
         for count in range(max_steps):
             if not self.scheduler.has_unfinished():
                 return count
             assert self.step().total_num_scheduled_tokens > 0, "requests wait, and nothing is computed"
-        raise AssertionError(f"still unfinished after {max_steps} steps: {list(self.scheduler._requests)}")
+        assert not self.scheduler.has_unfinished(), f"still unfinished after {max_steps} steps"
+        return max_steps
 
     def check_replies(self) -> None:
         """Every request that ended by itself was answered as it would be alone."""
