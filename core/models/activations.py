@@ -1,17 +1,21 @@
 """The activation buffers of a decoder step, and the views that its layers take turns with.
 
+    first(T)     every buffer cut to the tokens of the step
+    take(rows)   the same, cut to R of its tokens: what the last layer still has to do after its attention
+
     hidden_TM     the residual stream
     branch_TM     what a branch (attention or feed-forward) reads, and in some families what it gives back
     qkv_TN        one product; q, k and v are views of its columns
     attention_TN  what attention gives, flat; attention_THD is the same by head
     gated_TI      the feed-forward's inner activations
 
-Shape letters: T tokens, M hidden, H query heads, K KV heads, D head dim, I intermediate, N columns of a product.
+Shape letters: T tokens, R rows whose logits are wanted, M hidden, H query heads, K KV heads, D head dim,
+I intermediate, N columns of a product.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -20,7 +24,7 @@ from octavo.core.layers.context import LayerContext
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """The buffers of one model, cut to the tokens of a step by `first`."""
+    """The buffers of one model, cut to the tokens of a step by `first`, and to some of them by `take`."""
 
     hidden_TM: torch.Tensor
     branch_TM: torch.Tensor
@@ -31,6 +35,8 @@ class Activations:
     attention_TN: torch.Tensor
     attention_THD: torch.Tensor
     gated_TI: torch.Tensor
+    hidden_rows_RM: torch.Tensor
+    attention_rows_RN: torch.Tensor
 
     @classmethod
     def claim(
@@ -59,18 +65,17 @@ class Activations:
             attention_TN=attention_TN,
             attention_THD=attention_TN.unflatten(1, (num_heads, head_dim)),
             gated_TI=workspace.claim("gated", intermediate_size, dtype=dtype),
+            hidden_rows_RM=workspace.claim("hidden_rows", hidden_size, dtype=dtype),
+            attention_rows_RN=workspace.claim("attention_rows", num_heads * head_dim, dtype=dtype),
         )
 
     def first(self, num_tokens: int) -> Activations:
         """The same buffers, cut to the first `num_tokens` rows."""
-        return Activations(
-            hidden_TM=self.hidden_TM[:num_tokens],
-            branch_TM=self.branch_TM[:num_tokens],
-            qkv_TN=self.qkv_TN[:num_tokens],
-            q_THD=self.q_THD[:num_tokens],
-            k_TKD=self.k_TKD[:num_tokens],
-            v_TKD=self.v_TKD[:num_tokens],
-            attention_TN=self.attention_TN[:num_tokens],
-            attention_THD=self.attention_THD[:num_tokens],
-            gated_TI=self.gated_TI[:num_tokens],
-        )
+        return Activations(*(getattr(self, field.name)[:num_tokens] for field in fields(self)))
+
+    def take(self, rows_R: torch.Tensor) -> Activations:
+        """Copies of the residual stream and of attention at R tokens, and buffers of R rows for all else."""
+        cut = self.first(rows_R.shape[0])
+        torch.index_select(self.hidden_TM, 0, rows_R, out=cut.hidden_rows_RM)
+        torch.index_select(self.attention_TN, 0, rows_R, out=cut.attention_rows_RN)
+        return replace(cut, hidden_TM=cut.hidden_rows_RM, attention_TN=cut.attention_rows_RN)

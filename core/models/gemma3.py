@@ -113,20 +113,23 @@ class Gemma3Layer(LlamaLayer):
 
     products_add_residual = False
 
-    def __call__(self, step: Activations, positions_T: torch.Tensor, plans: Sequence[StepPlan]) -> None:
-        """Add the pending branch and the attention branch to step.hidden_TM; leave the feed-forward's pending."""
-        hidden_TM, branch_TM = step.hidden_TM, step.branch_TM
+    def attend(self, step: Activations, positions_T: torch.Tensor, plans: Sequence[StepPlan]) -> None:
+        """Add the pending branch to step.hidden_TM, write K and V, and fill step.attention_TN."""
         if self._is_first:
-            self._input_norm(hidden_TM, out=branch_TM)
+            self._input_norm(step.hidden_TM, out=step.branch_TM)
         else:
-            self._input_norm(branch_TM, out=branch_TM, residual=hidden_TM)
-        self._qkv(branch_TM, out=step.qkv_TN)
+            self._input_norm(step.branch_TM, out=step.branch_TM, residual=step.hidden_TM)
+        self._qkv(step.branch_TM, out=step.qkv_TN)
         self._q_norm(step.q_THD, out=step.q_THD)
         self._k_norm(step.k_TKD, out=step.k_TKD)
         self.attention(step.q_THD, step.k_TKD, step.v_TKD, positions_T, plans, out=step.attention_THD)
+
+    def feed_forward(self, step: Activations) -> None:
+        """Add the attention branch to step.hidden_TM; leave the feed-forward's pending."""
+        branch_TM = step.branch_TM
         self._o(step.attention_TN, out=branch_TM)
         self._attention_out_norm(branch_TM, out=branch_TM)
-        self._feed_forward_norm(branch_TM, out=branch_TM, residual=hidden_TM)
+        self._feed_forward_norm(branch_TM, out=branch_TM, residual=step.hidden_TM)
         self._gate_up(branch_TM, out=step.gated_TI)
         self._down(step.gated_TI, out=branch_TM)
         self._feed_forward_out_norm(branch_TM, out=branch_TM)
@@ -158,23 +161,14 @@ class Gemma3Model(LlamaModel):
 
     layer_type = Gemma3Layer
 
-    def __init__(self, config: Gemma3Config, context: LayerContext, kv_dtype: torch.dtype, block_size: int) -> None:
-        super().__init__(config, context, kv_dtype, block_size)
-        self._branch_rows_RM = context.workspace.claim(
-            "branch_rows", config.hidden_size, dtype=context.activation_dtype
-        )
-
     def _build_norm(self, context: LayerContext) -> RMSNorm:
         return RMSNorm(
             context, "model.norm", self.config.hidden_size, self.config.rms_norm_eps, residual=True, plus_one=True
         )
 
-    def _final_rows(self, step: Activations, rows_R: torch.Tensor, num_rows: int) -> torch.Tensor:
-        rows_RM, branch_RM = self._rows_RM[:num_rows], self._branch_rows_RM[:num_rows]
-        torch.index_select(step.hidden_TM, 0, rows_R, out=rows_RM)
-        torch.index_select(step.branch_TM, 0, rows_R, out=branch_RM)
-        self._norm(branch_RM, out=branch_RM, residual=rows_RM)
-        return branch_RM
+    def _normed(self, rows: Activations) -> torch.Tensor:
+        self._norm(rows.branch_TM, out=rows.branch_TM, residual=rows.hidden_TM)
+        return rows.branch_TM
 
 
 def _read_windows(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]:

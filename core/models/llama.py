@@ -4,7 +4,8 @@
              └─────────────────────────────────────────┘       └─────────────────────────┘
 
 A layer is eight op calls over the buffers of `Activations`; the residual is added in the epilogue of the product that
-ends a branch. Only rows whose logits are wanted go through the last norm and the head.
+ends a branch. After the last layer's attention, only rows whose logits are wanted go on: to the rest of that layer, the
+last norm and the head.
 
 Shape letters: T tokens, R rows whose logits are wanted, M hidden, V vocabulary.
 """
@@ -197,11 +198,14 @@ class LlamaLayer:
         self._build_products(context, config, f"model.layers.{index}")
         self._norms = self._build_norms(context, config, index, f"model.layers.{index}")
 
-    def __call__(self, step: Activations, positions_T: torch.Tensor, plans: Sequence[StepPlan]) -> None:
-        """Add the layer's two branches to step.hidden_TM."""
+    def attend(self, step: Activations, positions_T: torch.Tensor, plans: Sequence[StepPlan]) -> None:
+        """Write the tokens' K and V and fill step.attention_TN."""
         self._input_norm(step.hidden_TM, out=step.branch_TM)
         self._qkv(step.branch_TM, out=step.qkv_TN)
         self.attention(step.q_THD, step.k_TKD, step.v_TKD, positions_T, plans, out=step.attention_THD)
+
+    def feed_forward(self, step: Activations) -> None:
+        """Add the branch that ends with step.attention_TN, then the feed-forward's, to step.hidden_TM."""
         self._o(step.attention_TN, out=step.hidden_TM, residual=step.hidden_TM)
         self._feed_forward_norm(step.hidden_TM, out=step.branch_TM)
         self._gate_up(step.branch_TM, out=step.gated_TI)
@@ -264,7 +268,6 @@ class LlamaModel:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
         )
-        self._rows_RM = context.workspace.claim("rows", config.hidden_size, dtype=context.activation_dtype)
         self._embed = Embedding(
             context,
             "model.embed_tokens",
@@ -306,19 +309,20 @@ class LlamaModel:
         """One step over the batch; see `base.Model.forward`."""
         step = self._activations.first(buffers.token_ids_T.shape[0])
         self._embed(buffers.token_ids_T, out=step.hidden_TM)
-        for layer in self._layers:
-            layer(step, buffers.positions_T, buffers.plans)
-        num_rows = buffers.logit_rows_R.shape[0]
-        if num_rows:
-            normed_RM = self._final_rows(step, buffers.logit_rows_R, num_rows)
-            self._head(normed_RM, out=buffers.logits_RV)
+        for layer in self._layers[:-1]:
+            layer.attend(step, buffers.positions_T, buffers.plans)
+            layer.feed_forward(step)
+        last = self._layers[-1]
+        last.attend(step, buffers.positions_T, buffers.plans)
+        if buffers.logit_rows_R.shape[0]:
+            rows = step.take(buffers.logit_rows_R)
+            last.feed_forward(rows)
+            self._head(self._normed(rows), out=buffers.logits_RV)
 
     def _build_norm(self, context: LayerContext) -> RMSNorm:
         return RMSNorm(context, "model.norm", self.config.hidden_size, self.config.rms_norm_eps)
 
-    def _final_rows(self, step: Activations, rows_R: torch.Tensor, num_rows: int) -> torch.Tensor:
-        """The wanted rows of the residual stream after the last norm, [R, M]."""
-        rows_RM = self._rows_RM[:num_rows]
-        torch.index_select(step.hidden_TM, 0, rows_R, out=rows_RM)
-        self._norm(rows_RM, out=rows_RM)
-        return rows_RM
+    def _normed(self, rows: Activations) -> torch.Tensor:
+        """The residual stream of the wanted rows after the last norm, [R, M]."""
+        self._norm(rows.hidden_TM, out=rows.branch_TM)
+        return rows.branch_TM
