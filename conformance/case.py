@@ -32,7 +32,7 @@ def always(_: Facts) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One point.
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from octavo.conformance.harness.bench import Bench
 
 Outputs = Mapping[str, torch.Tensor]
-"""Host copies by name: wanted and updated tensors; of a pool P its named blocks, ascending, as "P.key", "P.value"."""
+"""Host copies by name: wanted and updated tensors; of a pool P what its written slots hold afterwards, in ascending
+order of slots, as "P.key" [W, K, D] and "P.value" [W, K, Dv]."""
 
 
 class Role(enum.Enum):
@@ -118,7 +119,8 @@ class HostPool:
 
     Attributes:
         blocks: block id -> key [n, K, D] and value [n, K, Dv] of its first n slots; None or missing slots: poison.
-        written: slots (block id * block_size + offset, in named blocks) that the op may change; no others.
+        written: slots (block id * block_size + offset, in named blocks) that the op may change. Any other that changes
+            is a fault, so `check` looks at these alone.
         pad_bytes: after each block, so that a block's stride is not its size.
         is_lazy: a pool too big to fill: only named blocks are touched, before and after.
     """
@@ -133,12 +135,8 @@ class HostPool:
 
     @property
     def block_ids(self) -> list[int]:
-        """Named blocks, ascending: the order of "P.key" and "P.value"."""
+        """Named blocks, ascending."""
         return sorted(self.blocks)
-
-    def row_of(self, slot: int) -> tuple[int, int]:
-        """Where a slot of a named block lies in "P.key": (row, offset)."""
-        return self.block_ids.index(slot // self.spec.block_size), slot % self.spec.block_size
 
 
 @dataclass(frozen=True)

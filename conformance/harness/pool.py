@@ -37,7 +37,8 @@ class PoolOnDevice:
         self._key = poison.filled((*shape, spec.head_dim), spec.dtype)
         self._value = poison.filled((*shape, spec.v_head_dim), spec.dtype)
         rows = {block: row for row, block in enumerate(self._ids)}
-        self._named = [rows[block] for block in pool.block_ids]
+        S = spec.block_size
+        self._written = [(rows[slot // S], slot % S) for slot in sorted(pool.written)]
         for block, content in pool.blocks.items():
             if content is not None:
                 for image, part in zip((self._key, self._value), content, strict=True):
@@ -45,20 +46,19 @@ class PoolOnDevice:
         self._write()
 
     def read(self) -> tuple[dict[str, torch.Tensor], list[str]]:
-        """The named blocks now, and what was changed that must not be."""
+        """What the written slots hold now, and what was changed that must not be."""
         outputs, faults = {}, []
         for part, before, after in zip(("key", "value"), (self._key, self._value), self._gather(), strict=True):
             name = f"{self.pool.name}.{part}"
             changed = ~same_bits(before, after).flatten(2).all(dim=-1)
-            bad = [(row, slot) for row, slot in changed.nonzero().tolist() if not self._may_change(row, slot)]
+            may_change = set(self._written)
+            bad = [at for row, slot in changed.nonzero().tolist() if (at := (row, slot)) not in may_change]
             if bad:
                 where = ", ".join(f"block {self._ids[row]} slot {slot}" for row, slot in bad[:3])
                 faults.append(f"{name}: {len(bad)} slots were overwritten that must not be: {where}")
-            outputs[name] = after[self._named]
+            if self._written:
+                outputs[name] = torch.stack([after[at] for at in self._written])
         return outputs, faults
-
-    def _may_change(self, row: int, offset: int) -> bool:
-        return self._ids[row] * self.pool.spec.block_size + offset in self.pool.written
 
     def _write(self) -> None:
         key, value = self.kv.key_NSKD, self.kv.value_NSKD

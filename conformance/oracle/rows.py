@@ -10,9 +10,8 @@ import torch
 def rms_norm(x: torch.Tensor, weight_M: torch.Tensor, eps: float) -> torch.Tensor:
     """x / √(mean(x²) + eps) · weight, over the last axis."""
     x = x.double()
-    mean = (x * x).sum(dim=-1, keepdim=True) / x.shape[-1]
-    normalized: torch.Tensor = x / (mean + eps).sqrt()
-    return normalized * weight_M.double()
+    mean: torch.Tensor = x.square().sum(dim=-1, keepdim=True) / x.shape[-1]
+    return x / (mean + eps).sqrt() * weight_M.double()
 
 
 def add_residual(residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -26,7 +25,7 @@ def activation(g: torch.Tensor, gate: str) -> torch.Tensor:
     if gate == "silu":
         return g / (1 + (-g).exp())
     if gate == "gelu":
-        return 0.5 * g * torch.special.erfc(-g / math.sqrt(2))
+        return 0.5 * g * torch.erfc(-g / math.sqrt(2))
     inner = math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)
     return g / (1 + (-2 * inner).exp())
 

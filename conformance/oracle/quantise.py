@@ -1,0 +1,80 @@
+"""Quantisers in float64, and 8-bit floats decoded from their bits.
+
+    e4m3fn    s eeee mmm   bias 7   no infinities, NaN = s1111111, largest 448
+    e4m3fnuz  s eeee mmm   bias 8   no infinities, no -0, NaN = 10000000, largest 240
+
+value(code) and code(value) go through a table of all 256 codes, so that no dtype conversion of torch is trusted.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from octavo.core.backend import QuantFormat
+
+LARGEST = {
+    QuantFormat.INT8: 127.0,
+    QuantFormat.INT4: 7.0,
+    QuantFormat.FP8_E4M3FN: 448.0,
+    QuantFormat.FP8_E4M3FNUZ: 240.0,
+}
+"""The largest code's value. Never written to."""
+
+INTEGERS = frozenset({QuantFormat.INT8, QuantFormat.INT4})
+
+
+@functools.cache
+def fp8_values(*, is_fnuz: bool) -> torch.Tensor:
+    """What each of the 256 bytes means, float64 [256]."""
+    values = []
+    bias = 8 if is_fnuz else 7
+    for byte in range(256):
+        sign, exponent, mantissa = byte >> 7, byte >> 3 & 15, byte & 7
+        is_nan = byte == 0x80 if is_fnuz else byte & 0x7F == 0x7F
+        size = math.ldexp(mantissa, 1 - bias - 3) if exponent == 0 else math.ldexp(8 + mantissa, exponent - bias - 3)
+        values.append(math.nan if is_nan else -size if sign else size)
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def decode(codes: torch.Tensor) -> torch.Tensor:
+    """The value of each element of an fp8 or integer tensor, from its bits, float64."""
+    if codes.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz):
+        table = fp8_values(is_fnuz=codes.dtype == torch.float8_e4m3fnuz)
+        return table[codes.view(torch.uint8).to(torch.int64)]
+    return codes.double()
+
+
+def round_to_fp8(x: torch.Tensor, *, is_fnuz: bool) -> torch.Tensor:
+    """x, float64, at the nearest code's value; ties to the even code; saturating. NaN stays NaN."""
+    table = fp8_values(is_fnuz=is_fnuz)
+    positive = table[:128]
+    positive = positive[~positive.isnan()]
+    size = x.double().abs().clamp(max=float(positive[-1]))
+    above = torch.searchsorted(positive, size.contiguous()).clamp(max=len(positive) - 1)
+    below = (above - 1).clamp(min=0)
+    up, down = positive[above] - size, size - positive[below]
+    code = torch.where((up < down) | ((up == down) & (above % 2 == 0)), above, below)
+    rounded = torch.where(x.isnan(), torch.nan, positive[code])
+    return torch.where(x < 0, -rounded, rounded)
+
+
+def quantise(x_TK: torch.Tensor, quant_format: QuantFormat, group_size: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values of the codes [T, K] and fp32 scales [T, groups] or [1, 1], both widened to float64.
+
+    scale = max|x| / largest code, rounded to fp32 (1 for a group of zeros); code = round-to-nearest-even(x / scale).
+    """
+    x = x_TK.double()
+    groups = (
+        x.reshape(1, 1, -1) if group_size == -1 else x[:, None] if group_size == 0 else x.unflatten(1, (-1, group_size))
+    )
+    scale = groups.abs().amax(dim=-1) / LARGEST[quant_format]
+    scale = torch.where(scale == 0, 1.0, scale).float().double()
+    codes = (groups / scale[..., None]).clamp(-LARGEST[quant_format], LARGEST[quant_format])
+    if quant_format in INTEGERS:
+        codes = codes.round()
+    else:
+        codes = round_to_fp8(codes, is_fnuz=quant_format is QuantFormat.FP8_E4M3FNUZ)
+    return codes.reshape(x.shape), scale

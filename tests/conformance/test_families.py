@@ -1,0 +1,58 @@
+"""Every family on the reference ops, on the cpu backend and on a device without ops."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+import pytest
+
+from octavo.conformance.case import Case
+from octavo.conformance.harness.host import HostBackend, NoOps
+from octavo.conformance.harness.result import CaseResult, Status
+from octavo.conformance.harness.worker import BackendChoice, InProcess, make_backend, run_cases
+from octavo.conformance.profiles import PROFILES
+from octavo.conformance.suite import families, select
+
+FAMILIES = sorted({case.family for case in families().values()})
+
+
+def of(family: str, profile: str) -> list[Case]:
+    return [case for case in families().values() if case.family == family and PROFILES[profile].contains(case)]
+
+
+def bad(results: list[CaseResult], *allowed: Status) -> list[str]:
+    return [f"{r.name}: {r.status}: {r.detail}" for r in results if r.status not in allowed]
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Iterator[InProcess]:
+    runner = InProcess(make_backend(BackendChoice(name="cpu", num_threads=2)))
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_reference_passes(family: str) -> None:
+    results, inapplicable = run_cases(InProcess(HostBackend()), of(family, "core") or of(family, "full"), seed=3)
+    assert bad(results, Status.PASS) == []
+    assert inapplicable == {}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_cpu_passes(family: str, cpu: InProcess) -> None:
+    results, _ = run_cases(cpu, of(family, "core"), seed=4)
+    assert bad(results, Status.PASS, Status.FALLBACK) == []
+
+
+def test_a_device_without_ops_passes_by_fallback_and_does_not_earn_the_profile() -> None:
+    runner = InProcess(HostBackend(NoOps()))
+    results, _ = run_cases(runner, select("tiny", op="gemm") + select("tiny", op="rms_norm"), seed=5)
+    assert bad(results, Status.FALLBACK) == []
+    failures = PROFILES["core"].failures(results, is_deterministic=True)
+    assert len(failures) == collections.Counter(r.op for r in results)["gemm"] > 0
+
+
+def test_names_are_unique_and_every_family_has_core_cases() -> None:
+    assert len(families()) == len({case.name for case in families().values()})
+    assert all(any(p in case.profiles for p in PROFILES if p != "full") for case in families().values())

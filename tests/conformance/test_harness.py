@@ -1,0 +1,152 @@
+"""Backends that lie, scribble or leave things out: each is found, by the defence that is meant for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.conformance.case import Case
+from octavo.conformance.finding import Finding
+from octavo.conformance.gaps import Gap, GapKind
+from octavo.conformance.harness.host import HostBackend
+from octavo.conformance.harness.judge import judge
+from octavo.conformance.harness.result import Status
+from octavo.conformance.lanes.exact import exact
+from octavo.conformance.mutants.base import broken
+from octavo.conformance.suite import families
+from octavo.conformance.trial import HostPool, Trial, given, wanted
+from octavo.core.backend import CacheSpec, KVCacheSpec, KVLayout, RowSpec, Unsupported
+from octavo.core.base.errors import UnsupportedOp
+
+NORM = "rms_norm/float32-5x576-gap5"
+
+
+def verdict(scribble: Callable[..., Any], *, case: str = NORM, **backend: Any):
+    """A backend whose rms_norm runs the honest one, then `scribble(x, out)`."""
+
+    def wrap(honest):
+        def rms_norm(x, weight_M, *, out, eps, residual=None):
+            honest(x, weight_M, out=out, eps=eps, residual=residual)
+            scribble(x, out)
+
+        return rms_norm
+
+    return judge(families()[case], HostBackend(broken(("rms_norm",), wrap), **backend), seed=1)
+
+
+def past_the_end(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.as_strided((1,), (1,), out.storage_offset() + out.stride(0) * 4 + 576).fill_(1.0)
+
+
+def into_a_gap(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.as_strided((1,), (1,), out.storage_offset() + 576).fill_(1.0)
+
+
+def over_the_input(x: torch.Tensor, out: torch.Tensor) -> None:
+    x[0, 0] += 1
+
+
+def not_all(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.as_strided((1,), (1,), out.storage_offset()).copy_(x.as_strided((1,), (1,), x.storage_offset() + 576))
+
+
+@pytest.mark.parametrize(
+    ("scribble", "message"),
+    [
+        (past_the_end, "out: 4 bytes of the guard band after it were overwritten"),
+        (into_a_gap, "out: 4 bytes of a gap between its rows were overwritten"),
+        (over_the_input, "x: .* bytes of the input itself were overwritten"),
+        (lambda x, out: out.zero_(), "out: all zero"),
+        (lambda x, out: out[0, 0].fill_(torch.inf), "1 of 2880 values are not finite"),
+        (lambda x, out: out.mul_(1.01), r"of its bound at \[\d+, \d+\]"),
+        (not_all, "not finite"),
+    ],
+)
+def test_scribbles_are_found(scribble: Callable[..., Any], message: str) -> None:
+    result = verdict(scribble)
+    assert result.status is Status.FAIL
+    assert re.search(message, result.detail), result.detail
+
+
+def test_an_output_never_written_is_found_in_both_attempts() -> None:
+    def wrap(_honest):
+        return lambda x, weight_M, *, out, eps, residual=None: None
+
+    result = judge(families()[NORM], HostBackend(broken(("rms_norm",), wrap)), seed=1)
+    assert result.status is Status.FAIL
+    assert "2880 of 2880 values are not finite (under nan poison)" in result.detail
+    assert "2880 of 2880 elements were never written (under huge poison)" in result.detail
+
+
+def test_runs_that_differ_fail_unless_declared() -> None:
+    flips = iter(range(100))
+
+    def flip(x: torch.Tensor, out: torch.Tensor) -> None:
+        out[0, 0] = torch.nextafter(out[0, 0], torch.tensor(0.0)) if next(flips) % 2 else out[0, 0]
+
+    assert "elements differ between two runs" in verdict(flip).detail
+    assert verdict(flip, deterministic=False).status is Status.PASS
+
+
+def test_a_refusal_needs_supports_and_the_op_to_agree() -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UnsupportedOp("not here")
+
+    liar = broken(("rms_norm",), lambda _: refuse)
+    assert "supports() accepted the spec, and the op refused it" in judge(families()[NORM], HostBackend(liar), 1).detail
+    honest = broken(("rms_norm",), lambda _: refuse)
+    honest.supports = lambda op, spec: Unsupported("no norm")
+    assert judge(families()[NORM], HostBackend(honest), 1).status is Status.FALLBACK
+    assert judge(families()[NORM], HostBackend(honest), 1, strict=True).status is Status.UNSUPPORTED
+
+
+def test_gaps_turn_failures_into_xfail_and_passes_into_xpass() -> None:
+    case = families()[NORM]
+    gap = Gap(NORM, GapKind.NOTYET, "strides")
+    zero = HostBackend(broken(("rms_norm",), lambda _: lambda x, w, *, out, eps, residual=None: out.zero_()))
+    assert judge(case, zero, 1, gap=gap).status is Status.XFAIL
+    assert judge(case, zero, 1, gap=Gap(NORM, GapKind.NEVER, "strides")).status is Status.WAIVED
+    assert judge(case, HostBackend(), 1, gap=gap).status is Status.XPASS
+
+
+def case_of(trial: Trial, op: str = "act_mul", spec: Any = None) -> Case:
+    spec = spec or RowSpec(8, torch.float32, "silu")
+    return Case("test/one", op, spec, {}, ("exact",), lambda _: trial)
+
+
+def test_comparing_nothing_fails() -> None:
+    def run(bench) -> None:
+        bench.op("act_mul", RowSpec(8, torch.float32, "silu"))(bench["x"], out=bench["out"], gate="silu")
+
+    tensors = (given("x", torch.full((2, 8), 40.0)), wanted("out", (2, 4), torch.float32))
+    nothing = [Finding(lane="exact", output="out", compared=0)]
+    for findings in ([], nothing):
+        result = judge(case_of(Trial(tensors, run, lambda _, found=findings: found)), HostBackend(), 1)
+        assert (result.status, "nothing was compared" in result.detail) == (Status.FAIL, True)
+
+
+def write_kv_trial(written: frozenset[int]) -> Case:
+    spec = KVCacheSpec(2, 4, 4, torch.bfloat16, 4)
+    cache = CacheSpec(2, 4, 4, torch.bfloat16, torch.bfloat16, 4, KVLayout.NHD)
+    k, v = (torch.arange(48.0).view(6, 2, 4)[:2].to(torch.bfloat16) + i for i in (1, 2))
+    pool = HostPool("kv", spec, num_blocks=3, blocks={1: None}, written=written, pad_bytes=6)
+
+    def run(bench) -> None:
+        bench.op("write_kv", cache)(bench["k"], bench["v"], bench.kv("kv"), bench["slots"])
+
+    def check(outputs) -> list[Finding]:
+        return [exact("kv.key", outputs["kv.key"], k), exact("kv.value", outputs["kv.value"], v)]
+
+    tensors = (given("k", k), given("v", v), given("slots", torch.tensor([5, 6])))
+    return case_of(Trial(tensors, run, check, pools=(pool,)), "write_kv", cache)
+
+
+@pytest.mark.parametrize("layout", [{}, {"layout": KVLayout.HND}, {"is_interleaved": True}])
+def test_pools_in_any_layout_and_slots_that_must_not_be_written(layout: dict[str, Any]) -> None:
+    assert judge(write_kv_trial(frozenset({5, 6})), HostBackend(**layout), 1).status is Status.PASS
+    result = judge(write_kv_trial(frozenset({5})), HostBackend(**layout), 1)
+    assert "kv.key: 1 slots were overwritten that must not be: block 1 slot 2" in result.detail
