@@ -69,7 +69,8 @@ class CpuBackend:
         torch.set_num_threads(1 if self._context is not None else num_threads)
         self._pool_bytes = 0
         self.device = torch.device("cpu")
-        self.ops = cast(Ops, CpuOps(self._context))
+        self._cpu_ops = CpuOps(self._context)
+        self.ops = cast(Ops, self._cpu_ops)
         self.capabilities = _capabilities(self._context)
 
     def memory_info(self) -> MemoryInfo:
@@ -114,6 +115,7 @@ class CpuBackend:
         return torch_kv_view(pool, spec, KVLayout.MLA if spec.v_head_dim == 0 else KV_LAYOUT)
 
     def compile(self, step: StepFunction, bucket: int | None, buffers: StepBuffers | None) -> Program:
+        self._cpu_ops.settle_weights()
         return PlainProgram(step)
 
     def record_event(self) -> CpuEvent:

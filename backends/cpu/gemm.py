@@ -184,6 +184,10 @@ class GemmOps:
             raise UnsupportedOp(refusal.reason)
         return CpuWeight(spec, self)
 
+    def settle_weights(self) -> None:
+        """Loading is done: let the memory of the weights placed so far be put in order."""
+        self.arena.settle()
+
     def pack(self, part_NK: torch.Tensor, w: CpuWeight, row: int, *, panel_first: int, panel_step: int) -> None:
         """Place a plain part (fp32, bf16 or fp16; contiguous rows) at a row of the weight, or of half a gated one."""
         rows, k = part_NK.shape

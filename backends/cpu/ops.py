@@ -37,7 +37,7 @@ class CpuOps:
     def __init__(self, context: NativeContext | None) -> None:
         self._groups: dict[str, KernelGroup] = {}
         if context is not None:
-            self._take(GemmOps(context), ops=("gemm", "embed"), besides=("prepare_weight",))
+            self._take(GemmOps(context), ops=("gemm", "embed"), besides=("prepare_weight", "settle_weights"))
             self._take(ElementwiseOps(context), ops=("rms_norm", "act_mul", "rotary"))
             self._take(SamplingOps(context), ops=("sample",))
             self._take(
@@ -47,6 +47,9 @@ class CpuOps:
             self._take(
                 AttentionOps(context), ops=("paged_attention", "attention", "merge_attention"), besides=("plan",)
             )
+
+    def settle_weights(self) -> None:
+        """Loading is done. Only weights of native products have anything to settle."""
 
     def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
         """None when a native kernel runs `op` at `spec`, else why not."""

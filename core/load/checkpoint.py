@@ -120,7 +120,10 @@ class Checkpoint(Protocol):
         ...
 
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor) in the order given (default: file order), holding one tensor at a time."""
+        """Yield (name, tensor) in the order given (default: file order).
+
+        One tensor at a time: each is valid until the next is asked for, and must not be changed.
+        """
         ...
 
     def tokenizer_files(self) -> Mapping[str, Path]:

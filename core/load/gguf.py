@@ -6,11 +6,13 @@
     gguf.py         ties them together; `open_checkpoint` alone makes one
 
 Quantised tensors are widened while they are read, by as many threads as there are processors, straight into the
-caller's buffer. The reordered rows of q and k are put back while they are still packed, which moves the fewest bytes.
+memory they are wanted in. The reordered rows of q and k are put back while they are still packed, which moves the
+fewest bytes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     import torch
 
 MAX_THREADS = 16
+
+PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Types stored as they are used, by torch's names."""
 
 
 class GGUFCheckpoint:
@@ -78,20 +83,26 @@ class GGUFCheckpoint:
 
         info = self._info(name)
         packed = self._packed(name, info)
-        plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}.get(info.type.name)
         if out is None:
-            out = torch.empty(info.shape, dtype=plain or torch.float32)
+            out = torch.empty(info.shape, dtype=_dtype(info))
         else:
             check_out(name, info.shape, out)
-        if plain is not None:
-            _copy_plain(packed, plain, out)
+        if info.type.name in PLAIN_DTYPES:
+            _copy_plain(packed, _dtype(info), out)
         else:
             dequantize(packed, info.type, out, executor=self._executor, num_threads=self._num_threads)
         return out
 
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        for name in self.names() if names is None else names:
-            yield name, self.read(name)
+        import torch
+
+        wanted = list(self.names() if names is None else names)
+        # One piece of memory for all: fresh memory for each would cost more than dequantising into it.
+        sizes = [math.prod(self.shape(name)) * _dtype(self._info(name)).itemsize for name in wanted]
+        staging = torch.empty(max(sizes, default=0), dtype=torch.uint8)
+        for name, num_bytes in zip(wanted, sizes, strict=True):
+            out = staging[:num_bytes].view(_dtype(self._info(name))).view(self.shape(name))
+            yield name, self.read(name, out)
 
     def tokenizer_files(self) -> Mapping[str, Path]:
         return {}
@@ -128,6 +139,14 @@ class GGUFCheckpoint:
         if ".q_proj." in name:
             return int(self.config["num_attention_heads"])
         return int(self.config["num_key_value_heads"]) if ".k_proj." in name else 0
+
+
+def _dtype(info: TensorInfo) -> torch.dtype:
+    """What a tensor is read as: its own type where that is a float type, else float32."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, PLAIN_DTYPES.get(info.type.name, "float32"))
+    return dtype
 
 
 def _copy_plain(packed: npt.NDArray[np.uint8], dtype: torch.dtype, out: torch.Tensor) -> None:

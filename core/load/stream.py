@@ -1,12 +1,11 @@
 """Streaming weights: name -> target -> place, one tensor at a time.
 
-    checkpoint.read(name, out=target.buffer())  ->  target.place(tensor)  ->  next name
+    checkpoint.tensors(names)  ──  name, tensor  ──>  target.place(tensor)  ──>  next name
 
 A model says what it wants as a dict of `WeightTarget`s, in the order it wants them; whatever it fuses (q, k and v in
-one matrix) or shards is its own business, done by giving each part a slice of the fused buffer and packing it when
-the last part is placed. Everything is checked by name and shape before the first byte is read. At no time does this
-module hold more than the one tensor being placed, so host memory peaks at the model's own weights plus the largest
-tensor.
+one matrix) or shards is its own business, done by packing each part where it belongs. Everything is checked by name and
+shape before the first byte is read. At no time does this module hold more than the one tensor being placed, so host
+memory peaks at the model's own weights plus the largest tensor.
 """
 
 from __future__ import annotations
@@ -34,16 +33,13 @@ class WeightTarget:
 
     Attributes:
         shape: the shape the model expects.
-        place: takes the tensor once it is read; without a `buffer` it may keep it but not change it.
-        buffer: returns where to read it, contiguous, of that shape and in the dtype wanted (for instance a row
-            slice of a fused matrix); `place` is then given that buffer. None reads into a new tensor in the
-            stored dtype (float32 if quantised).
+        place: copies what it needs of the tensor, of the stored dtype (float32 if quantised), and changes nothing; the
+            tensor's memory serves the next one.
         required: whether a checkpoint without this tensor is an error (a tied output head is not required).
     """
 
     shape: tuple[int, ...]
     place: Callable[[torch.Tensor], None]
-    buffer: Callable[[], torch.Tensor] | None = None
     required: bool = True
 
 
@@ -134,8 +130,8 @@ def stream_weights(checkpoint: Checkpoint, targets: Mapping[str, WeightTarget]) 
 
     The targets must have passed `check_targets`.
     """
-    for name, target in targets.items():
-        target.place(checkpoint.read(name, out=target.buffer() if target.buffer else None))
+    for name, tensor in checkpoint.tensors(targets):
+        targets[name].place(tensor)
         yield name
 
 

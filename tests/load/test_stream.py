@@ -47,31 +47,6 @@ def test_tensors_are_placed_in_the_models_order(checkpoint: SafetensorsCheckpoin
     assert report.stored_bytes == (8 + 4) * 4
 
 
-def test_fused_targets_are_row_slices_of_one_buffer(checkpoint: SafetensorsCheckpoint) -> None:
-    fused = torch.empty(6, 2)
-    finished: list[torch.Tensor] = []
-    targets = {
-        "q": WeightTarget((4, 2), ignore, buffer=lambda: fused[:4]),
-        "k": WeightTarget((2, 2), lambda _: finished.append(fused.clone()), buffer=lambda: fused[4:]),
-    }
-    load_weights(checkpoint, targets)
-    assert torch.equal(finished[0], torch.cat([checkpoint.read("q"), checkpoint.read("k")]))
-
-
-def test_a_buffer_is_requested_when_its_turn_comes_and_sets_the_dtype(checkpoint: SafetensorsCheckpoint) -> None:
-    events: list[str] = []
-
-    def target(name: str) -> WeightTarget:
-        def buffer() -> torch.Tensor:
-            events.append(f"buffer {name}")
-            return torch.empty(checkpoint.shape(name), dtype=torch.float32)
-
-        return WeightTarget(checkpoint.shape(name), lambda got: events.append(f"place {name} {got.dtype}"), buffer)
-
-    load_weights(checkpoint, {name: target(name) for name in ("norm", "k")})
-    assert events == ["buffer norm", "place norm torch.float32", "buffer k", "place k torch.float32"]
-
-
 def test_unused_tensors_are_named_in_the_log(
     checkpoint: SafetensorsCheckpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
