@@ -26,7 +26,7 @@ from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine import messages
 from octavo.core.engine.channel import EngineChannel
-from octavo.core.engine.loading import open_model
+from octavo.core.engine.loading import TextSide, open_model, read_text_side
 from octavo.core.engine.output_processor import OutputProcessor
 from octavo.core.engine.outputs import RequestOutput
 from octavo.core.engine.prompts import Message, Prompt, PromptReader, ServedModel
@@ -134,7 +134,7 @@ class AsyncEngine:
 
     async def _load(self, channel: EngineChannel) -> None:
         """Read the tokenizer while the engine process loads the weights."""
-        tokenizer, ends = await asyncio.to_thread(_text_side, self.config)
+        text = await asyncio.to_thread(_text_side, self.config)
         ready = await channel.receive_first()
         if isinstance(ready, messages.Failed):
             raise messages.error_of(ready)
@@ -142,10 +142,10 @@ class AsyncEngine:
         model = ServedModel(
             vocab_size=ready.vocab_size,
             max_model_len=ready.max_model_len,
-            eos_token_ids=ends,
-            tokenizer=tokenizer,
+            eos_token_ids=text.eos_token_ids,
+            tokenizer=text.tokenizer,
         )
-        self._front = _Front(model, PromptReader(model), OutputProcessor(tokenizer), ready.stats)
+        self._front = _Front(model, PromptReader(model), OutputProcessor(text.tokenizer), ready.stats)
         self._receiver = asyncio.create_task(self._receive(channel, self._front))
 
     @property
@@ -393,6 +393,6 @@ class AsyncEngine:
             stream.fail(EngineDead(cause))
 
 
-def _text_side(config: EngineConfig) -> tuple[Tokenizer | None, tuple[int, ...]]:
-    with open_model(config) as opened:
-        return opened.tokenizer, opened.eos_token_ids
+def _text_side(config: EngineConfig) -> TextSide:
+    with open_model(config) as checkpoint:
+        return read_text_side(config, checkpoint)

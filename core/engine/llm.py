@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine.engine import Engine
-from octavo.core.engine.loading import open_model
+from octavo.core.engine.loading import TextSide, open_model, read_text_side
 from octavo.core.engine.output_processor import OutputProcessor
 from octavo.core.engine.outputs import RequestOutput
 from octavo.core.engine.prompts import Message, Prompt, PromptReader, ServedModel
@@ -47,15 +48,14 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:
         config = EngineConfig(model=model, **options)
         config.validate()
-        with open_model(config) as opened:
-            self._tokenizer = opened.tokenizer
-            self._engine = Engine.from_checkpoint(config, opened.checkpoint)
-            self._model = ServedModel(
-                vocab_size=self._engine.vocab_size,
-                max_model_len=self._engine.sizes.max_model_len,
-                eos_token_ids=opened.eos_token_ids,
-                tokenizer=opened.tokenizer,
-            )
+        self._engine, text = _load(config)
+        self._tokenizer = text.tokenizer
+        self._model = ServedModel(
+            vocab_size=self._engine.vocab_size,
+            max_model_len=self._engine.sizes.max_model_len,
+            eos_token_ids=text.eos_token_ids,
+            tokenizer=text.tokenizer,
+        )
         self._reader = PromptReader(self._model)
         self._processor = OutputProcessor(self._tokenizer)
         self._ids = itertools.count()
@@ -198,6 +198,18 @@ class LLM:
         for request_id in request_ids:
             self._engine.abort(self._processor.open_choices(request_id))
             self._processor.discard(request_id)
+
+
+def _load(config: EngineConfig) -> tuple[Engine, TextSide]:
+    """An engine, and its model's text side, read in a thread of its own while torch and the weights load."""
+    with open_model(config) as checkpoint, ThreadPoolExecutor(1, thread_name_prefix="octavo-text") as beside:
+        text = beside.submit(read_text_side, config, checkpoint)
+        engine = Engine.from_checkpoint(config, checkpoint)
+        try:
+            return engine, text.result()
+        except BaseException:
+            engine.close()
+            raise
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

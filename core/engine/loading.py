@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.base.config import EngineConfig
-from octavo.core.engine.prompts import eos_token_ids
 from octavo.core.load.checkpoint import Checkpoint, open_checkpoint
 from octavo.core.load.resolve import resolve_model
-from octavo.core.text.loader import load_tokenizer
-from octavo.core.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.core.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedModel:
-    """A checkpoint with the text side of its model.
+class TextSide:
+    """What turns a model's tokens into text and back.
 
     Attributes:
         tokenizer: None for a checkpoint without one, which serves token ids only.
         eos_token_ids: ids that end a reply.
     """
 
-    checkpoint: Checkpoint
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
 
 
 @contextmanager
-def open_model(config: EngineConfig) -> Iterator[OpenedModel]:
-    """Find a model, open its files and read its tokenizer; the files are closed at the end of the `with` block.
+def open_model(config: EngineConfig) -> Iterator[Checkpoint]:
+    """Find a model and open its files; they are closed at the end of the `with` block.
 
     Raises:
         ModelNotFound: there is no such model here.
@@ -38,15 +38,25 @@ def open_model(config: EngineConfig) -> Iterator[OpenedModel]:
     """
     checkpoint = open_checkpoint(resolve_model(config.model, config.revision), num_threads=config.num_threads)
     try:
-        tokenizer = _tokenizer(config, checkpoint)
-        ends = eos_token_ids(checkpoint.config, checkpoint.generation_config, tokenizer)
-        yield OpenedModel(checkpoint, tokenizer, ends)
+        yield checkpoint
     finally:
         checkpoint.close()
 
 
+def read_text_side(config: EngineConfig, checkpoint: Checkpoint) -> TextSide:
+    """Read a model's tokenizer and what ends its replies. Needs no torch, and may run beside the loading of weights.
+
+    Raises:
+        CheckpointError: the tokenizer is damaged or of an unsupported kind.
+    """
+    tokenizer = _tokenizer(config, checkpoint)
+    return TextSide(tokenizer, _eos_token_ids(checkpoint.config, checkpoint.generation_config, tokenizer))
+
+
 def _tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
     """The model's own tokenizer, or another model's when the config names one."""
+    from octavo.core.text.loader import load_tokenizer
+
     if config.tokenizer is None:
         return load_tokenizer(checkpoint.tokenizer_files(), checkpoint.metadata)
     other = open_checkpoint(resolve_model(config.tokenizer, config.revision))
@@ -54,3 +64,14 @@ def _tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None
         return load_tokenizer(other.tokenizer_files(), other.metadata)
     finally:
         other.close()
+
+
+def _eos_token_ids(
+    config: Mapping[str, Any], generation_config: Mapping[str, Any], tokenizer: Tokenizer | None
+) -> tuple[int, ...]:
+    """Every id that ends a reply: those of the tokenizer, the config and the generation config together."""
+    ids: set[int] = set(tokenizer.eos_token_ids if tokenizer is not None else ())
+    for source in (config, generation_config):
+        named = source.get("eos_token_id")
+        ids.update(named if isinstance(named, list) else [] if named is None else [named])
+    return tuple(sorted(ids))

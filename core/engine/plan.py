@@ -92,9 +92,9 @@ def plan_model(config: EngineConfig) -> Plan:
         memory, capabilities = backend.memory_info(), backend.capabilities
     finally:
         backend.close()
-    with open_model(config) as opened:
-        facts = read_config(opened.checkpoint.config)
-        sizes = resolve_sizes(config, opened.checkpoint.config, facts, capabilities)
+    with open_model(config) as checkpoint:
+        facts = read_config(checkpoint.config)
+        sizes = resolve_sizes(config, checkpoint.config, facts, capabilities)
     layers = group_layers(facts.kv_specs(sizes.kv_dtype, sizes.block_size))
     groups = scheduler_groups(layers)
     weight_bytes = facts.parameter_count().nbytes(sizes.dtype)

@@ -121,15 +121,10 @@ def main() -> int:
 
 def _serve(start: messages.Start, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
     from octavo.core.engine.engine import Engine  # imports torch: only now, when the front is being watched
-    from octavo.core.load.checkpoint import open_checkpoint
-    from octavo.core.load.resolve import resolve_model
+    from octavo.core.engine.loading import open_model
 
-    config = start.config
-    checkpoint = open_checkpoint(resolve_model(config.model), num_threads=config.num_threads)
-    try:
-        engine = Engine.from_checkpoint(config, checkpoint)
-    finally:
-        checkpoint.close()
+    with open_model(start.config) as checkpoint:
+        engine = Engine.from_checkpoint(start.config, checkpoint)
     try:
         EngineLoop(engine, inbox, outbox).run()
     finally:

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.params import SamplingParams
 from octavo.core.engine.wire import EngineRequest
-from octavo.core.text.chat import ChatTemplate, chat_template_of, encode_chat
 from octavo.core.text.spellings import BadWordSpeller
 from octavo.core.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.core.text.chat import ChatTemplate
 
 MAX_PRIORITY = 2**31 - 1
 
@@ -85,6 +87,8 @@ class PromptReader:
         Raises:
             InvalidRequest: there is no template, or it refuses the conversation.
         """
+        from octavo.core.text.chat import encode_chat  # imports jinja2, which only chats need
+
         text = self._chat_template.render(messages, **template_arguments)
         self._check_text_length(text, "messages")
         return encode_chat(self._tokenizer("messages"), text)
@@ -149,15 +153,6 @@ class PromptReader:
 
     @cached_property
     def _chat_template(self) -> ChatTemplate:
+        from octavo.core.text.chat import chat_template_of
+
         return chat_template_of(self._tokenizer("messages"))
-
-
-def eos_token_ids(
-    config: Mapping[str, Any], generation_config: Mapping[str, Any], tokenizer: Tokenizer | None
-) -> tuple[int, ...]:
-    """Every id that ends a reply: those of the tokenizer, the config and the generation config together."""
-    ids: set[int] = set(tokenizer.eos_token_ids if tokenizer is not None else ())
-    for source in (config, generation_config):
-        named = source.get("eos_token_id")
-        ids.update(named if isinstance(named, list) else [] if named is None else [named])
-    return tuple(sorted(ids))

@@ -114,8 +114,8 @@ class TinyModels:
 
 def engine_of(config: EngineConfig) -> Engine:
     """Load a model and make its engine, as the engine process does."""
-    with open_model(config) as opened:
-        return Engine.from_checkpoint(config, opened.checkpoint)
+    with open_model(config) as checkpoint:
+        return Engine.from_checkpoint(config, checkpoint)
 
 
 @dataclass
