@@ -15,20 +15,22 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from octavo.core.backend.opset import OpChoice
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason, SamplingParams
-from octavo.core.engine.engine import Engine
 from octavo.core.engine.loading import TextSide, open_model, read_text_side
 from octavo.core.engine.output_processor import OutputProcessor
 from octavo.core.engine.outputs import RequestOutput
 from octavo.core.engine.prompts import Message, Prompt, PromptReader, ServedModel
 from octavo.core.engine.wire import EngineRequest
-from octavo.core.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.core.backend.opset import OpChoice
+    from octavo.core.engine.engine import Engine
+    from octavo.core.text.tokenizer import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Conversation = Sequence[Message]
@@ -204,6 +206,8 @@ def _load(config: EngineConfig) -> tuple[Engine, TextSide]:
     """An engine, and its model's text side, read in a thread of its own while torch and the weights load."""
     with open_model(config) as checkpoint, ThreadPoolExecutor(1, thread_name_prefix="octavo-text") as beside:
         text = beside.submit(read_text_side, config, checkpoint)
+        from octavo.core.engine.engine import Engine  # imports torch: only now, when the tokenizer is under way
+
         engine = Engine.from_checkpoint(config, checkpoint)
         try:
             return engine, text.result()
