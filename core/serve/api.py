@@ -62,7 +62,7 @@ def create_app(engine: AsyncEngine, served_name: str, version: str) -> FastAPI:
         """Continue one prompt or several."""
         _check(body, served_name)
         params = body.sampling_params()
-        reply = CompletionReply(served_name, engine.tokenizer, params, echo=body.echo)
+        reply = CompletionReply(served_name, engine.tokenizer, params, echo=bool(body.echo))
         return await _answer(engine, request, body, body.prompt, params, reply)
 
     @app.post("/v1/chat/completions")

@@ -83,9 +83,9 @@ TokenIds = Annotated[Any, PlainValidator(_as_token_ids, list[int] | None)]
 class StreamOptions(BaseModel):
     """include_usage: send one last chunk that holds the usage."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow")
 
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class GenerationRequest(BaseModel):
@@ -98,7 +98,7 @@ class GenerationRequest(BaseModel):
     what happens anyway."""
 
     model: str
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
     temperature: float | None = None
@@ -126,7 +126,7 @@ class GenerationRequest(BaseModel):
     @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def refuse_unsupported(self) -> None:
         """Raise InvalidRequest for a field that asks for something this version can't do."""
@@ -137,7 +137,9 @@ class GenerationRequest(BaseModel):
 
     def ignored_fields(self) -> list[str]:
         """Fields in the body that nobody reads."""
-        return sorted(set(self.model_extra or {}) - set(self.UNSUPPORTED))
+        options = self.stream_options.model_extra if self.stream_options is not None else None
+        nested = [f"stream_options.{name}" for name in options or {}]
+        return sorted({*(self.model_extra or {}), *nested} - set(self.UNSUPPORTED))
 
     def _sampling(self, **more: Any) -> SamplingParams:
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
@@ -164,7 +166,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompts
     max_tokens: int | None = 16
     logprobs: int | None = None
-    echo: bool = False
+    echo: bool | None = None
 
     def sampling_params(self) -> SamplingParams:
         """What the engine is asked for. Raises InvalidRequest."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +14,11 @@ import openai
 import pytest
 import uvicorn
 
+from octavo.core.base.config import ServeConfig
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve.api import create_app
+from octavo.core.serve.launch import listen
 from tests.fakes.chains import save_chains
 
 MAX_MODEL_LEN = 2048
@@ -35,7 +36,7 @@ class Server:
 
     def __init__(self, model: str, **options: Any) -> None:
         self._model, self._options = model, options
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = listen(ServeConfig(port=0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
         self.http = httpx.Client(base_url=self.url, timeout=60)

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import tokenizers
@@ -14,6 +14,7 @@ from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from tests.fakes.chain_model import save_chain_model
+from tests.fakes.chains import LETTERS
 from tests.serve.conftest import Server, error_of
 
 
@@ -166,18 +167,25 @@ def word_model(directory: Path, template: str | None) -> str:
     return str(directory)
 
 
+class Words(NamedTuple):
+    """Three servers in one process: one with a template that refuses, one without template, one without tokenizer."""
+
+    strict: Server
+    bare: Server
+    ids_only: Server
+
+
 @pytest.fixture(scope="module")
-def two_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """Two servers in one process: one with a template that refuses, one without a template."""
+def words(tmp_path_factory: pytest.TempPathFactory, chain_model: Path) -> Iterator[Words]:
     folder = tmp_path_factory.mktemp("words")
     models = [word_model(folder / str(i), template) for i, template in enumerate([GEMMA_STYLE, None])]
-    servers = [Server(model, max_model_len=64) for model in models]
+    servers = Words(*(Server(model, max_model_len=64) for model in (*models, str(chain_model))))
     for made in servers:
         made.start()
     try:
         for made in servers:
             made.wait_ready()
-        yield servers[0], servers[1]
+        yield servers
     finally:
         for made in servers:
             made.stop()
@@ -195,25 +203,35 @@ def user(*contents: str) -> list[dict[str, str]]:
         (user("hi", "hi"), "roles must alternate"),
     ],
 )
-def test_a_template_refuses_in_its_own_words(
-    two_servers: tuple[Server, Server], messages: list[dict[str, str]], says: str
-) -> None:
+def test_a_template_refuses_in_its_own_words(words: Words, messages: list[dict[str, str]], says: str) -> None:
     """sglang#892."""
-    strict, _ = two_servers
+    strict = words.strict
     error = strict.refusal("chat/completions", messages=messages)
     assert says in error["message"]
     assert error["param"] == "messages"
     assert strict.chat("hi", max_tokens=1).choices[0].finish_reason == "length"
 
 
-def test_without_a_template_chat_is_refused_and_completions_go_on(two_servers: tuple[Server, Server]) -> None:
-    _, bare = two_servers
+def test_without_a_template_chat_is_refused_and_completions_go_on(words: Words) -> None:
+    bare = words.bare
     assert "no chat template" in bare.refusal("chat/completions", messages=user("hi"))["message"]
     assert bare.complete("hi", temperature=0).choices[0].text == "thereyou"
 
 
-def test_two_servers_in_one_process_keep_apart(two_servers: tuple[Server, Server]) -> None:
-    strict, bare = two_servers
+def test_without_a_tokenizer_token_ids_are_served(words: Words) -> None:
+    server = words.ids_only
+    reply = server.complete(LETTERS[:1], temperature=0, logprobs=1, echo=True)
+    assert reply.choices[0].text == ""
+    assert reply.choices[0].logprobs.tokens == [f"token_id:{i}" for i in LETTERS]
+    assert reply.usage.completion_tokens == 4
+    assert "".join(c.choices[0].text for c in server.complete(LETTERS[:1], temperature=0, stream=True)) == ""
+    assert "needs a tokenizer" in server.refusal(prompt="ABC")["message"]
+    assert server.refusal(prompt=[5], stop="x")["param"] == "stop"
+    assert "needs a tokenizer" in server.refusal("chat/completions", messages=user("hi"))["message"]
+
+
+def test_two_servers_in_one_process_keep_apart(words: Words) -> None:
+    strict, bare = words.strict, words.bare
     assert strict.engine.max_model_len == bare.engine.max_model_len == 64
     before = bare.stats().generated_tokens
     strict.complete("hi", max_tokens=3, ignore_eos=True)

@@ -25,7 +25,7 @@ FLAGS = (
     "--served-model-name", "tiny", "--no-progress",
 )  # fmt: skip
 SECONDS = 60.0
-"""How long anything may take on a busy machine, kernels built afresh included; what must be quick is measured by itself."""
+"""How long anything may take on a busy machine, kernels built afresh included; what must be quick has its own limit."""
 
 
 class Serve:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from octavo.core.serve.schema import ChatCompletionRequest, CompletionRequest
 from tests.fakes.chains import FOREVER, VOCAB_SIZE
 from tests.serve.conftest import Server, error_of
 
@@ -22,6 +24,14 @@ def test_what_is_served(server: Server) -> None:
     assert server.http.get("/health").json() == {"status": "ok"}
     (model,) = server.client.models.list().data
     assert (model.id, model.object, model.owned_by, model.max_model_len) == ("tiny", "model", "octavo", 2048)  # type: ignore[attr-defined]
+
+
+def test_answers_are_not_held_back_by_nagles_algorithm(server: Server) -> None:
+    """40 ms for each answer in two packets, wherever asyncio's own loop accepts the connections."""
+    before = time.monotonic()
+    for _ in range(50):
+        server.http.get("/health")
+    assert time.monotonic() - before < 50 * 0.035
 
 
 def test_an_unknown_model(server: Server) -> None:
@@ -271,6 +281,9 @@ def test_what_asks_for_nothing_more_is_let_through(server: Server) -> None:
 def test_unknown_fields_are_named_in_a_header(server: Server) -> None:
     reply = server.post("completions", prompt="x", max_tokens=1, wibble=1, top_q=0.5)
     assert reply.headers["x-octavo-ignored-fields"] == "top_q,wibble"
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    nested = server.post("completions", prompt="x", max_tokens=1, stream=True, stream_options=options)
+    assert nested.headers["x-octavo-ignored-fields"] == "stream_options.continuous_usage_stats"
     odd = server.post("completions", prompt="x", max_tokens=1, stream=True, **{"a\r\nb: c": 1, "ü" * 3000: 2})
     assert odd.headers["x-octavo-ignored-fields"].startswith("a??b??c,???")
     assert len(odd.headers["x-octavo-ignored-fields"]) == 1000
@@ -296,6 +309,31 @@ def test_request_ids_are_echoed_and_may_be_used_twice(server: Server) -> None:
     for odd in ("", "x" * 300, "a b"):
         answered = server.http.get("/health", headers={"x-request-id": odd}).headers["x-request-id"]
         assert answered not in ("", odd)
+
+
+JUNK: list[Any] = [
+    None, True, False, 0, -1, 1, 1.5, 1e308, 10**18, 10**40, "", "x", "\x00", "\u2028", [], [[]], [None], [""],
+    ["x", 1], [5], [-1], {}, {"a": 1}, {"1": 1}, {"": None}, [{"role": "user", "content": None}],
+    [{"role": "user", "content": [{}]}],
+]  # fmt: skip
+
+
+def test_junk_in_any_field_is_answered_or_refused(server: Server) -> None:
+    rng = random.Random(0)
+    right = {
+        "completions": {"prompt": "ABC"},
+        "chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    }
+    seen = set()
+    for path, kind in (("completions", CompletionRequest), ("chat/completions", ChatCompletionRequest)):
+        fields = sorted({*kind.model_fields, *kind.UNSUPPORTED} - {"model"})
+        for _ in range(250):
+            junk = {name: rng.choice(JUNK) for name in rng.sample(fields, rng.choice((1, 1, 2)))}
+            response = server.post(path, **({"max_tokens": 1, "temperature": 0} | right[path] | junk))
+            seen.add(response.status_code)
+            if response.status_code != 200:
+                error_of(response, 400)
+    assert seen == {200, 400}
 
 
 def test_the_api_describes_itself(server: Server) -> None:
