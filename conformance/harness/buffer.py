@@ -40,7 +40,7 @@ class GuardedBuffer:
         """The elements now, contiguous on the host, and what was changed that must not be."""
         after = backend.to_host(self._flat)
         faults = []
-        if after.device.type != "cpu" or after.shape != self._image.shape or after.dtype != torch.uint8:
+        if not after.is_cpu or after.shape != self._image.shape or after.dtype != torch.uint8:
             return self._view_of(self._image).clone(), [f"to_host gave {list(after.shape)} {after.dtype}"]
         elements = self._view_of(after).clone(memory_format=torch.contiguous_format)
         expected = self._image.clone()
