@@ -104,7 +104,7 @@ def _peel_gemm(spec: GemmSpec) -> Iterator[Decomposition]:
             (("gemm", inner),), lambda parts, empty: _GemmThenResidual(parts[0], Scratch(empty, spec.out_dtype))
         )
     elif spec.gate is not None:
-        inner = replace(spec, gate=None)
+        inner = replace(spec, gate=None, weight=replace(spec.weight, gated=False))  # a plain product gives both halves
         act = RowSpec(spec.weight.out_features, spec.out_dtype, spec.gate)
         yield Decomposition(
             (("gemm", inner), ("act_mul", act)),

@@ -23,7 +23,7 @@ from octavo.core.backend.device import DeviceBackend
 from octavo.core.backend.kv import AttentionMetadata
 from octavo.core.backend.ops import OP_NAMES, Ops, PackedWeight, StepPlan
 from octavo.core.backend.reference.ops import ReferenceOps
-from octavo.core.backend.specs import GemmSpec, GroupedGemmSpec, OpSpec
+from octavo.core.backend.specs import GemmSpec, GroupedGemmSpec, OpSpec, WeightSpec
 from octavo.core.base.errors import BackendUnavailable, UnsupportedOp
 
 log = logging.getLogger(__name__)
@@ -94,9 +94,8 @@ class OpSet:
 
     def prepare_weight(self, spec: GemmSpec | GroupedGemmSpec) -> PackedWeight:
         """Allocate the weight of a product, in the form of whoever runs its gemm. It serves `embed` as well."""
-        op = "gemm" if isinstance(spec, GemmSpec) else "grouped_gemm"
-        owner: Ops | ReferenceOps = self._own if self._is_own_product(op, spec) else self._reference
-        return owner.prepare_weight(spec.weight)
+        own = self._own_product("gemm" if isinstance(spec, GemmSpec) else "grouped_gemm", spec)
+        return self._reference.prepare_weight(spec.weight) if own is None else self._own.prepare_weight(own)
 
     def plan(self, meta: AttentionMetadata) -> StepPlan:
         """One step's plan for one KV group; it serves the backend's attention and the reference's."""
@@ -146,11 +145,13 @@ class OpSet:
         method = getattr(self._own, name, None)
         return method is not None and getattr(type(self._own), name, None) is not getattr(Ops, name)
 
-    def _is_own_product(self, op: str, spec: OpSpec) -> bool:
+    def _own_product(self, op: str, spec: GemmSpec | GroupedGemmSpec) -> WeightSpec | None:
+        """The weight as the backend's own product takes it, however deep inside a composite; None without one."""
         choice = self._resolve(op, spec)
         if choice.decomposition is None:
-            return choice.implementation == "own"
-        return any(self._is_own_product(o, s) for o, s in choice.decomposition.parts if o == "gemm")
+            return spec.weight if choice.implementation == "own" else None
+        parts = (s for o, s in choice.decomposition.parts if o == "gemm" and isinstance(s, GemmSpec))
+        return next((own for s in parts if (own := self._own_product("gemm", s)) is not None), None)
 
     # -- building ---------------------------------------------------------------------------------------------
     def _build(self, choice: _Choice) -> OpCall:

@@ -179,6 +179,23 @@ def test_a_weight_is_packed_by_whoever_multiplies_it() -> None:
     assert type(none.prepare_weight(experts)) is PlainWeight
 
 
+def test_a_gate_taken_off_a_product_leaves_a_plain_weight() -> None:
+    """A backend may interleave gate and up rows for the gates it fuses; without a gate it must see plain rows."""
+    ops = PlainGemm("act_mul")
+    ops._accept = lambda op, spec: (
+        op != "gemm" or (spec.gate != "gelu" and spec.weight.gated == (spec.gate is not None))
+    )
+    chosen, spec = opset(ops), gemm_spec(gate="gelu", residual=True)
+    gemm, w = chosen.bind("gemm", spec), chosen.prepare_weight(spec)
+    w.place(rand(8, 6, seed=1), 0)
+    x, got = rand(3, 6), rand(3, 4, seed=2)
+    expected = got.clone()
+    reference.gemm(x, w, out=expected, epilogue=Epilogue(gate="gelu", residual=expected))
+    gemm(x, w, out=got, epilogue=Epilogue(gate="gelu", residual=got))
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    assert (type(w), w.spec.gated, ops.calls) == (Weight, False, ["gemm", "act_mul"])
+
+
 # -- composites -------------------------------------------------------------------------------------------------
 
 
