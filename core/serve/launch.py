@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 10.0
 """How long replies in flight may take after a signal."""
 
+KEEP_ALIVE_SECONDS = 75
+"""How long an idle connection stays open: longer than clients and load balancers keep theirs (5 to 60 s), so that it
+is they who close and no request meets a closing connection."""
+
 CLOSE_SECONDS = 1.0
 """How long a client may take to read the end of its reply once there is no more to come."""
 
@@ -174,7 +178,10 @@ def _web_server(app: FastAPI) -> uvicorn.Server:
         def capture_signals(self) -> Generator[None, None, None]:
             yield
 
-    return Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_SECONDS
+    )
+    return Server(config)
 
 
 def _cut_connections(web: uvicorn.Server) -> None:
