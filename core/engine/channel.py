@@ -87,13 +87,14 @@ class EngineChannel:
             "-P",
             "-m",
             "octavo.core.engine.process",
+            str(self._folder),
             stdin=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
         )
         self._ended = asyncio.create_task(self._process.wait())
         level = logging.getLogger("octavo").getEffectiveLevel()
         assert self._process.stdin is not None
-        self._process.stdin.write(messages.encode_start(messages.Start(config, str(self._folder), level)) + b"\n")
+        self._process.stdin.write(messages.encode_start(messages.Start(config, level)) + b"\n")
         with suppress(ConnectionError):  # it has ended already: receive() will tell
             await self._process.stdin.drain()
 

@@ -4,7 +4,7 @@
     front  <── Ready · Outputs · Refused · Failed ──        engine process
 
 Every Outputs carries the scheduler's figures, so that metrics cost no question of their own. Start is said first, as
-a line of JSON on the process's stdin, because it names the sockets.
+a line of JSON on the process's stdin, before either side needs the sockets.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from octavo.core.engine.wire import EngineOutput, EngineRequest
 
 
 class Start(Struct, frozen=True):
-    """What to load. `folder` holds the sockets; `log_level` is the front's."""
+    """What to load, and the front's log level."""
 
     config: EngineConfig
-    folder: str
     log_level: int
 
 

@@ -1,4 +1,4 @@
-"""The engine process: one engine behind two sockets. The front starts it: `python -m octavo.core.engine.process`.
+"""The engine process: one engine behind two sockets. Its front runs `python -m octavo.core.engine.process FOLDER`.
 
     stdin: a Start, then nothing; when it ends the front is gone, and so is the process, at once and whatever it does
     folder/to  ── messages ──> [ receive, step, send ] ── messages ──> folder/from
@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
@@ -90,15 +90,18 @@ class EngineLoop:
         self._outbox.send(messages.encode(message))
 
 
-def main() -> int:
-    """Load the model, then serve."""
+def main(folder: Path) -> int:
+    """Load the model, then serve.
+
+    Args:
+        folder: where the sockets are.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
-    if not line:
-        return 0  # the front is gone already
+    if not line.endswith(b"\n"):  # the front is gone already
+        _end(folder)
     start = messages.decode_start(line)
-    folder = Path(start.folder)
     threading.Thread(target=_end_with_front, args=(folder,), daemon=True).start()
     logging.basicConfig(format="octavo: %(message)s", level=logging.WARNING)
     logging.getLogger("octavo").setLevel(start.log_level)
@@ -135,9 +138,13 @@ def _end_with_front(folder: Path) -> None:
     """Wait for the end of stdin, then end this process and what the front could not remove."""
     while os.read(sys.stdin.fileno(), 4096):  # not through sys.stdin, whose lock would hang the interpreter's end
         pass
+    _end(folder)
+
+
+def _end(folder: Path) -> NoReturn:
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Path(sys.argv[1])))
