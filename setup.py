@@ -106,6 +106,7 @@ setup(
     include_package_data=False,
     package_data={
         "": ["py.typed", "*.toml", "*.md"],
+        "octavo.conformance.report": ["page.html", "schema.json"],
         "octavo.backends.cpu": ["native/*.h", "native/*.inc", "native/*.cpp"],
     },
     ext_modules=[Extension("octavo.kernels", sources=[])],  # makes the wheel one for a platform; BuildKernels builds it

@@ -25,6 +25,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         activations: dtypes that models compute in.
         weights: dtypes that plain weights are stored in.
+        versions: of drivers and the like, as the backend names them.
     """
 
     device_name: str
@@ -40,6 +41,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool
     batch_invariant: bool
     total_memory_bytes: int
+    versions: dict[str, str]
 
     @classmethod
     def of(cls, capabilities: Capabilities) -> Facts:
@@ -59,6 +61,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             deterministic=capabilities.deterministic,
             batch_invariant=capabilities.batch_invariant,
             total_memory_bytes=capabilities.total_memory_bytes,
+            versions=dict(capabilities.versions),
         )
 
     def accumulation_of(self, op: str) -> str:

@@ -1,4 +1,4 @@
-"""A backend's known gaps: `gaps.toml`, shipped in its own package, next to its plug-in.
+"""A backend's known gaps: `gaps.toml`, shipped in its own package, next to the module of its factory.
 
     [[gap]]
     case = "rms_norm/float32-w64"       # or op = "lora_gemm": all its cases
@@ -12,12 +12,17 @@ the file can only shrink truthfully.
 from __future__ import annotations
 
 import enum
+import importlib.resources
+import importlib.util
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.conformance.case import Case
+from octavo.core.backend import BackendInfo
 from octavo.core.base.errors import ConfigError
+
+FILE = "gaps.toml"
 
 
 class GapKind(enum.StrEnum):
@@ -33,6 +38,19 @@ class Gap:
     case: str
     kind: GapKind
     reason: str
+
+
+def load_gaps(info: BackendInfo, cases: Iterable[Case]) -> dict[str, Gap]:
+    """The gaps of the package that holds the backend's factory; none when it ships no gaps.toml."""
+    module = info.factory.partition(":")[0]
+    spec = importlib.util.find_spec(module)
+    package = module if spec is not None and spec.submodule_search_locations is not None else module.rpartition(".")[0]
+    if not package:
+        return {}
+    file = importlib.resources.files(package) / FILE
+    if not file.is_file():
+        return {}
+    return parse_gaps(file.read_text(encoding="utf-8"), cases, source=f"{FILE} of {package}")
 
 
 def parse_gaps(text: str, cases: Iterable[Case], *, source: str = "gaps.toml") -> dict[str, Gap]:

@@ -31,6 +31,7 @@ class Capabilities:
         accumulation: op -> accumulation class ("fp32", "tf32", …), for the conformance bounds.
         deterministic: the same call gives the same bits.
         batch_invariant: a row's bits do not depend on the other rows of its batch.
+        versions: of what lies below the backend, for reports: "driver", "firmware", "runtime", ….
     """
 
     device_name: str
@@ -47,6 +48,7 @@ class Capabilities:
     accumulation: Mapping[str, str] = field(default_factory=lambda: {"default": "fp32"})
     deterministic: bool = True
     batch_invariant: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,202 @@
+"""`octavo conform`, behind its flags: reads what the user asked for, runs it, prints it, and gives the exit code.
+
+    words ──► run | list | verify | matrix | schema        flags ──► --mutants | --variants instead of a run
+
+The report goes to stdout, progress to stderr. core/cli/conform.py declares the flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from octavo.conformance.mutants.gate import mutants, try_mutant
+from octavo.conformance.profiles import PROFILES
+from octavo.conformance.progress import ProgressLine
+from octavo.conformance.report import html, json, matrix, table
+from octavo.conformance.session import Settings, conform, fresh_seed, selected
+from octavo.conformance.suite import families
+from octavo.conformance.variants import gate as variants
+from octavo.conformance.verify import DEFAULT_SHARE, verify
+from octavo.core.base.errors import ConfigError
+from octavo.core.base.names import did_you_mean
+
+MET, NOT_MET = 0, 1
+DEFAULT_SEEDS = 3
+
+
+def run(args: argparse.Namespace) -> int:
+    """What `octavo conform` does. Raises UserError for a call that is wrong."""
+    torch.set_num_threads(1)  # The oracle's tensors are small, and the backend brings its own threads.
+    words: list[str] = args.words
+    gates = [name for name in ("mutants", "variants") if getattr(args, name)]
+    if len(gates) + bool(words) > 1:
+        raise ConfigError(f"{' and '.join([*words[:1], *(f'--{g}' for g in gates)])} can't be had at once; give one")
+    if gates:
+        return _mutants(args) if args.mutants else _variants(args)
+    action, rest = (words[0], words[1:]) if words else ("run", [])
+    actions: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
+        "run": (_run, ()),
+        "list": (_list, ()),
+        "verify": (_verify, ("REPORT",)),
+        "matrix": (_matrix, ("REPORT", "DOCUMENT")),
+        "schema": (_schema, ()),
+    }
+    if action not in actions:
+        raise ConfigError(f"unknown action {action!r}{did_you_mean(action, actions)}", field="action")
+    function, wanted = actions[action]
+    if len(rest) != len(wanted):
+        raise ConfigError(f"octavo conform {' '.join((action, *wanted))}: {len(rest)} arguments given", field=action)
+    return function(args, *rest)
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """The flags as Settings. Raises ConfigError for a value that can't be."""
+    return Settings(
+        backend=args.backend,
+        profile=args.profile,
+        only=args.only,
+        seed=fresh_seed() if args.seed is None else _whole(args.seed, "--seed", least=0),
+        options=_options(args.backend_option),
+        in_process=args.in_process,
+        timeout_s=None if args.timeout is None else _positive(args.timeout, "--timeout"),
+        strict=args.strict_backend,
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    settings = settings_of(args)
+    with ProgressLine() as line:
+        report = conform(settings, line.case)
+    _write(args.json, json.encode(report))
+    _write(args.html, html.render(report).encode())
+    print(table.render(report))
+    return MET if report.verdict.is_met else NOT_MET
+
+
+def _list(args: argparse.Namespace) -> int:
+    if args.profile is None and args.only is None:
+        everything = families().values()
+        for profile in PROFILES.values():
+            count = sum(map(profile.contains, everything))
+            print(f"{profile.name:<14}{count:>5} cases  {profile.purpose}")
+        return MET
+    for case in selected(Settings(backend=args.backend, profile=args.profile or "full", only=args.only)):
+        print(f"{case.name}  {case.op}  {','.join(case.lanes)}  {','.join(sorted(case.profiles))}".rstrip())
+    return MET
+
+
+def _verify(args: argparse.Namespace, path: str) -> int:
+    share = DEFAULT_SHARE if args.share is None else _positive(args.share, "--share")
+    if share > 1:
+        raise ConfigError(f"--share is {args.share}; give a number above 0 and up to 1", field="share")
+    report = json.decode(_read(path), source=path)
+    with ProgressLine() as line:
+        outcome = verify(report, share, line.case, in_process=args.in_process)
+    for note in outcome.notes:
+        print(f"note: {note}")
+    for difference in outcome.differences:
+        print(difference)
+    verdict = "holds" if outcome.holds else f"does NOT hold: {len(outcome.differences)} differ"
+    print(f"{path}: {outcome.replayed} of {len(report.cases)} cases replayed; the report {verdict}")
+    return MET if outcome.holds else NOT_MET
+
+
+def _matrix(args: argparse.Namespace, path: str, document: str) -> int:
+    report = json.decode(_read(path), source=path)
+    text = _read(document).decode()
+    Path(document).write_text(matrix.replaced(text, report, document), encoding="utf-8")
+    return MET
+
+
+def _schema(args: argparse.Namespace) -> int:
+    print(msgspec.json.format(msgspec.json.encode(json.schema()), indent=1).decode())
+    return MET
+
+
+def _mutants(args: argparse.Namespace) -> int:
+    seed = settings_of(args).seed
+    started, verdicts = time.monotonic(), []
+    for mutant in mutants().values():
+        verdict = try_mutant(mutant, seed)
+        verdicts.append(verdict)
+        by = f"caught by {verdict.caught_by}" if verdict.is_caught else f"ESCAPED {verdict.tried} cases"
+        print(f"{verdict.mutant:<34}{by}", flush=True)
+    caught = sum(verdict.is_caught for verdict in verdicts)
+    print(f"{caught}/{len(verdicts)} mutants caught in {time.monotonic() - started:.0f} s, seed {seed}")
+    _write(args.json, _gate_json(seed, verdicts))
+    return MET if verdicts and caught == len(verdicts) else NOT_MET
+
+
+def _variants(args: argparse.Namespace) -> int:
+    settings = settings_of(args)
+    count = DEFAULT_SEEDS if args.seeds is None else _whole(args.seeds, "--seeds", least=1)
+    profile = settings.profile_name
+    started, verdicts = time.monotonic(), []
+    for seed in range(settings.seed, settings.seed + count):
+        for variant in variants.VARIANTS:
+            verdict = variants.try_variant(variant, seed, profile, only=settings.only)
+            verdicts.append(verdict)
+            said = "" if verdict.is_honest else f"  FALSE ALARM {verdict.alarms[0]}"
+            print(f"seed {seed}  {variant.name:<24}{verdict.tried:>5} cases{said}", flush=True)
+    alarms = sum(len(verdict.alarms) for verdict in verdicts)
+    tried = sum(verdict.tried for verdict in verdicts)
+    print(f"{alarms} false alarms in {tried} cases of {len(variants.VARIANTS)} variants x {count} seeds, ", end="")
+    print(f"{time.monotonic() - started:.0f} s")
+    _write(args.json, _gate_json(settings.seed, verdicts))
+    return MET if tried and not alarms else NOT_MET
+
+
+def _gate_json(seed: int, verdicts: Sequence[msgspec.Struct]) -> bytes:
+    document: dict[str, Any] = {"seed": seed, "verdicts": verdicts}
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def _write(path: str | None, data: bytes) -> None:
+    if path is None:
+        return
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}; name another file") from None
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+
+
+def _options(words: Sequence[str]) -> dict[str, str]:
+    options = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"--backend-option is {word!r}; give KEY=VALUE", field="backend_option")
+        options[key] = value
+    return options
+
+
+def _whole(text: str, flag: str, *, least: int) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise ConfigError(f"{flag} is {text!r}; give a whole number from {least}", field=flag)
+    return int(text)
+
+
+def _positive(text: str, flag: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{flag} is {text!r}; give a number above 0", field=flag)
+    return value

@@ -1,0 +1,187 @@
+"""One run of a profile on a backend: from the user's wishes to a Report.
+
+    Settings ──► cases (suite.select) ─┐
+             └─► Runner (worker pool) ─┼─► run_cases ──► Report (report/json.py) with the profile's verdict
+                 gaps.toml of the backend's package ─┘
+
+The registry is asked for the backend's package here; the backend itself lives in the worker.
+"""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from octavo.conformance import suite
+from octavo.conformance.case import Case
+from octavo.conformance.facts import Facts
+from octavo.conformance.gaps import Gap, load_gaps
+from octavo.conformance.harness.result import CaseResult
+from octavo.conformance.harness.worker import BackendChoice, InProcess, Runner, WorkerPool, make_backend, run_cases
+from octavo.conformance.profiles import PROFILES
+from octavo.conformance.provenance import plug_in, software
+from octavo.conformance.report.json import SCHEMA_VERSION, Device, Report, Run, Verdict, entry
+from octavo.conformance.version import SPEC_VERSION, SUITE_VERSION, must_pass_hash
+from octavo.core.backend import API_VERSION, OP_NAMES, BackendInfo, BackendRegistry
+
+BUILT_IN = ("reference", "none")
+"""Backends of the suite itself, which no registry knows."""
+
+Progress = Callable[[CaseResult, int, int], None]
+"""Told of every case that has ended: its result, its number, and how many there are at most."""
+
+
+def fresh_seed() -> int:
+    """One that no plug-in can know."""
+    return secrets.randbelow(2**31)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a user asks for.
+
+    Attributes:
+        backend: a name, or "auto".
+        profile: None for "core", or for "full" when `only` narrows it.
+        only: an op, a case or a prefix of cases.
+        options: of `--backend-option`.
+        in_process: no worker: quicker, and a crash ends it all.
+        timeout_s: of every case, instead of its own.
+        strict: no fallback to the reference ops.
+    """
+
+    backend: str
+    profile: str | None = None
+    only: str | None = None
+    seed: int = field(default_factory=fresh_seed)
+    options: dict[str, str] = field(default_factory=dict)
+    in_process: bool = False
+    timeout_s: float | None = None
+    strict: bool = False
+
+    @property
+    def profile_name(self) -> str:
+        return self.profile or ("full" if self.only else "core")
+
+
+def selected(settings: Settings) -> list[Case]:
+    """The cases of the settings. Raises ConfigError when there are none."""
+    only = settings.only
+    op, name = (only, None) if only in OP_NAMES else (None, only)
+    cases = suite.select(settings.profile_name, op=op, name=name)
+    if settings.timeout_s is None:
+        return cases
+    return [replace(case, timeout_s=settings.timeout_s) for case in cases]
+
+
+def backend_info(name: str) -> BackendInfo:
+    """The record of a backend that can run here. Raises BackendUnavailable."""
+    if name in BUILT_IN:
+        here = "octavo.conformance.harness.host"
+        return BackendInfo(
+            name=name,
+            api_version=API_VERSION,
+            distribution="octavo",
+            probe=f"{here}:none",
+            factory=f"{here}:HostBackend",
+        )
+    return BackendRegistry.discover().choose(name)
+
+
+def open_runner(settings: Settings, name: str) -> Runner:
+    """A Runner of the named backend. Raises OctavoError when it can't be made."""
+    choice = BackendChoice(
+        name=name,
+        options=settings.options,
+        deterministic=PROFILES[settings.profile_name].needs_determinism,
+        strict=settings.strict,
+    )
+    if settings.in_process:
+        return InProcess(make_backend(choice), strict=settings.strict)
+    return WorkerPool(choice)
+
+
+def conform(settings: Settings, progress: Progress | None = None) -> Report:
+    """Run it all. Raises UserError for a backend, profile, selection or gaps.toml that can't be."""
+    cases = selected(settings)
+    info = backend_info(settings.backend)
+    gaps = load_gaps(info, suite.families().values())
+    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+    runner = open_runner(settings, info.name)
+    try:
+        results, not_applicable = measured(runner, cases, settings, gaps=gaps, progress=progress)
+    finally:
+        runner.close()
+    run = Run(
+        suite_version=SUITE_VERSION,
+        spec_version=SPEC_VERSION,
+        must_pass=must_pass(),
+        profile=settings.profile_name,
+        only=settings.only or "",
+        seed=settings.seed,
+        backend=info.name,
+        options=settings.options,
+        isolated=not settings.in_process,
+        started=started.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - clock, 2),
+        plug_in=plug_in(info),
+        software=software(runner.facts.versions),
+        device=_device(runner.facts),
+        capabilities=runner.facts,
+    )
+    return Report(
+        schema_version=SCHEMA_VERSION,
+        run=run,
+        verdict=verdict(settings, results, runner.facts),
+        cases=[entry(result) for result in results],
+        not_applicable=not_applicable,
+    )
+
+
+def measured(
+    runner: Runner,
+    cases: Sequence[Case],
+    settings: Settings,
+    *,
+    gaps: dict[str, Gap] | None = None,
+    progress: Progress | None = None,
+) -> tuple[list[CaseResult], dict[str, str]]:
+    """`run_cases` with the settings' seed; every rerun command carries what the settings add to a plain call."""
+    extra = "".join(f" --backend-option {shlex.quote(f'{k}={v}')}" for k, v in settings.options.items())
+    if PROFILES[settings.profile_name].needs_determinism:
+        extra += f" --profile {settings.profile_name}"
+    done = 0
+
+    def ended(result: CaseResult) -> None:
+        nonlocal done
+        done += 1
+        result.rerun += extra
+        if progress is not None:
+            progress(result, done, len(cases))
+
+    return run_cases(runner, cases, settings.seed, gaps=gaps, on_result=ended)
+
+
+def must_pass() -> dict[str, str]:
+    """Profile -> hash of its cases."""
+    cases = suite.families().values()
+    return {name: must_pass_hash(profile, cases) for name, profile in PROFILES.items()}
+
+
+def verdict(settings: Settings, results: Sequence[CaseResult], facts: Facts) -> Verdict:
+    profile = PROFILES[settings.profile_name]
+    reasons = profile.failures(results, is_deterministic=facts.deterministic)
+    return Verdict(
+        profile=profile.name,
+        is_met=not reasons,
+        is_claim=profile.is_claim and settings.only is None,
+        reasons=reasons,
+    )
+
+
+def _device(facts: Facts) -> Device:
+    return Device(name=facts.device_name, arch=facts.arch, count=1, total_memory_bytes=facts.total_memory_bytes)

@@ -1,0 +1,173 @@
+"""Attention over blocks of keys with a running maximum, as kernels do it: other block sizes, orders and splits.
+
+Scheme ── block     keys per step
+       ├─ order     of the blocks: ahead, back, shuffled
+       ├─ splits    parts of the keys with a softmax of their own, merged at the end
+       └─ rounds_p  probabilities are rounded to q's dtype before the second product, or stay fp32
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from octavo.conformance.variants.base import Op, Variant
+from octavo.core.backend import KVCache, StepPlan
+from octavo.core.backend.reference.attention import Rule, paged_keys, spans
+from octavo.core.backend.reference.cache import per_head, views
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """See the module's picture."""
+
+    block: int = 64
+    order: Literal["ahead", "back", "shuffled"] = "ahead"
+    splits: int = 1
+    rounds_p: bool = True
+
+
+@dataclass
+class Part:
+    """A running softmax: maximum [H, Q], sum [H, Q], and weighted values [H, Q, D], all fp32."""
+
+    top: torch.Tensor
+    mass: torch.Tensor
+    total: torch.Tensor
+
+    def rescaled(self, top: torch.Tensor) -> Part:
+        """The same under a larger maximum; an empty part stays empty."""
+        factor = torch.where(self.top == -torch.inf, 0.0, (self.top - top).exp())
+        return Part(top, self.mass * factor, self.total * factor[..., None])
+
+
+def paged_attention_with(scheme: Scheme) -> Op:
+    """The contract's paged_attention, computed by a scheme."""
+
+    def paged_attention(
+        q_THD: torch.Tensor,
+        kv: KVCache,
+        plan: StepPlan,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        causal: bool = True,
+        softmax_scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
+        alibi_slopes_H: torch.Tensor | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
+    ) -> None:
+        rule = Rule(softmax_scale, causal, window, softcap, sinks_H, alibi_slopes_H)
+        key_NSKD, value_NSKD = views(kv)
+        for b, start, end, length in spans(plan.meta):
+            rows, position = slice(start, end), length - (end - start)
+            first, stop = rule.keys(position, rows, length)
+            k, v = (
+                paged_keys(cache, plan.meta.block_table[b], first, stop).float() for cache in (key_NSKD, value_NSKD)
+            )
+            k = k if k_scale is None else k * per_head(k_scale)
+            v = v if v_scale is None else v * per_head(v_scale)
+            result, result_lse = attend(q_THD[rows], k, v, rule, scheme, first_row=position, first_key=first)
+            out[rows].copy_(result)
+            if lse is not None:
+                lse[rows].copy_(result_lse)
+
+    return paged_attention
+
+
+def attend(
+    q_QHD: torch.Tensor,
+    k_LKD: torch.Tensor,
+    v_LKD: torch.Tensor,
+    rule: Rule,
+    scheme: Scheme,
+    *,
+    first_row: int,
+    first_key: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One request: out [Q, H, Dv] and log-sum-exp [Q, H], both fp32."""
+    num_rows, num_heads, _ = q_QHD.shape
+    group = num_heads // k_LKD.shape[1]
+    k_HLD = k_LKD.repeat_interleave(group, dim=1).transpose(0, 1)
+    v_HLD = v_LKD.repeat_interleave(group, dim=1).transpose(0, 1)
+    q_HQD = q_QHD.float().transpose(0, 1)
+    rows_Q = torch.arange(first_row, first_row + num_rows)
+    starts = _ordered(list(range(0, k_LKD.shape[0], scheme.block)), scheme)
+    parts = []
+    for split in range(scheme.splits):
+        part = _empty(num_heads, num_rows, v_LKD.shape[2])
+        for start in starts[split :: scheme.splits]:
+            span = slice(start, min(start + scheme.block, k_LKD.shape[0]))
+            keys_L = torch.arange(first_key + span.start, first_key + span.stop)
+            scores = _scores(q_HQD, k_HLD[:, span], rule, rows_Q, keys_L)
+            part = _step(part, scores, v_HLD[:, span], q_QHD.dtype if scheme.rounds_p else torch.float32)
+        parts.append(part)
+    return _finished(parts, rule)
+
+
+def _ordered(starts: list[int], scheme: Scheme) -> list[int]:
+    if scheme.order == "back":
+        return starts[::-1]
+    return starts[1::2] + starts[0::2] if scheme.order == "shuffled" else starts
+
+
+def _empty(num_heads: int, num_rows: int, dim: int) -> Part:
+    return Part(
+        torch.full((num_heads, num_rows), -torch.inf),
+        torch.zeros(num_heads, num_rows),
+        torch.zeros(num_heads, num_rows, dim),
+    )
+
+
+def _scores(
+    q_HQD: torch.Tensor, k_HLD: torch.Tensor, rule: Rule, rows_Q: torch.Tensor, keys_L: torch.Tensor
+) -> torch.Tensor:
+    scores = (q_HQD @ k_HLD.transpose(1, 2)) * rule.softmax_scale
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    if rule.alibi_slopes_H is not None:
+        scores = scores + rule.alibi_slopes_H.float()[:, None, None] * (keys_L - rows_Q[:, None])
+    return scores.masked_fill(~rule.visible(rows_Q, keys_L), -torch.inf)
+
+
+def _step(part: Part, scores_HQL: torch.Tensor, v_HLD: torch.Tensor, p_dtype: torch.dtype) -> Part:
+    part = part.rescaled(torch.maximum(part.top, scores_HQL.amax(dim=-1)))
+    weights = torch.where(scores_HQL == -torch.inf, 0.0, (scores_HQL - part.top[..., None]).exp())
+    total = part.total + weights.to(p_dtype).float() @ v_HLD
+    return Part(part.top, part.mass + weights.sum(dim=-1), total)
+
+
+def _finished(parts: list[Part], rule: Rule) -> tuple[torch.Tensor, torch.Tensor]:
+    top = torch.stack([part.top for part in parts]).amax(dim=0)
+    merged = [part.rescaled(top) for part in parts]
+    whole = Part(
+        top, sum((p.mass for p in merged[1:]), merged[0].mass), sum((p.total for p in merged[1:]), merged[0].total)
+    )
+    empty = whole.mass == 0
+    if rule.sinks_H is not None:
+        sinks = rule.sinks_H.float()[:, None]
+        whole = whole.rescaled(torch.maximum(whole.top, sinks))
+        whole.mass = whole.mass + (sinks - whole.top).exp()
+    out = torch.where(empty[..., None], 0.0, whole.total / whole.mass[..., None])
+    lse = torch.where(empty, -torch.inf, whole.top + whole.mass.log())
+    return out.transpose(0, 1), lse.T
+
+
+def _variant(name: str, what: str, scheme: Scheme) -> Variant:
+    return Variant(f"attention-{name}", what, ("paged_attention",), {"paged_attention": paged_attention_with(scheme)})
+
+
+VARIANTS = (
+    _variant("blocks-64", "a running softmax over blocks of 64 keys, P rounded", Scheme()),
+    _variant("blocks-17", "blocks of 17 keys", Scheme(block=17)),
+    _variant("back", "the last block first", Scheme(block=32, order="back")),
+    _variant("shuffled", "odd blocks before even ones", Scheme(block=16, order="shuffled")),
+    _variant("split-3", "keys split in three, merged at the end", Scheme(block=32, splits=3)),
+    _variant("split-16", "keys split in sixteen, some of them empty", Scheme(block=16, splits=16)),
+    _variant("fp32-p", "probabilities stay fp32", Scheme(rounds_p=False)),
+)

@@ -1,0 +1,67 @@
+"""The false-alarm gate: every honest variant must pass every case that concerns it.
+
+variant ──► cases of a profile whose op it computes ──► any that is not a pass is a false alarm ──► Verdict
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.conformance.case import Case
+from octavo.conformance.facts import Facts
+from octavo.conformance.harness.judge import judge
+from octavo.conformance.harness.result import Status
+from octavo.conformance.suite import families, select
+from octavo.conformance.variants import attention, data, product, rows
+from octavo.conformance.variants.base import Variant
+from octavo.core.backend import OP_NAMES
+
+VARIANTS: tuple[Variant, ...] = (*product.VARIANTS, *attention.VARIANTS, *rows.VARIANTS, *data.VARIANTS)
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """What the suite said of a variant.
+
+    Attributes:
+        alarms: a line per case that it did not pass.
+        tried: how many cases ran.
+        worst: the largest share of a limit: how near the nearest alarm was.
+    """
+
+    variant: str
+    what: str
+    seed: int
+    alarms: list[str] = []
+    tried: int = 0
+    worst: float = 0.0
+
+    @property
+    def is_honest(self) -> bool:
+        return not self.alarms
+
+
+def try_variant(variant: Variant, seed: int, profile: str, *, only: str | None = None) -> Verdict:
+    """Run a variant's cases of a profile, narrowed as `octavo conform --only` does."""
+    verdict = Verdict(variant=variant.name, what=variant.what, seed=seed)
+    backend = variant.make()
+    facts = Facts.of(backend.capabilities)
+    for case in _cases(variant, profile, only):
+        if case.requires(facts) is not None:
+            continue
+        verdict.tried += 1
+        result = judge(case, backend, seed)
+        verdict.worst = max(verdict.worst, *(f.worst for f in result.findings), 0.0)
+        if result.status is not Status.PASS:
+            verdict.alarms.append(f"{case.name}: {result.status}: {result.detail}")
+    return verdict
+
+
+def _cases(variant: Variant, profile: str, only: str | None) -> list[Case]:
+    chosen = families().values() if only is None else _selected(profile, only)
+    names = {case.name for case in select(profile)}
+    mine = [case for case in chosen if case.op in variant.concerns and case.name in names]
+    return [altered for case in mine if (altered := variant.alter(case)) is not None] + variant.cases()
+
+
+def _selected(profile: str, only: str) -> list[Case]:
+    return select(profile, op=only) if only in OP_NAMES else select(profile, name=only)

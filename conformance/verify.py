@@ -1,0 +1,171 @@
+"""Checks somebody's report: a random share of its cases is run again with its seed, and must come out the same.
+
+    Report ──► same suite, specification, cases and seed? ──► sample ──► run ──► statuses equal, figures equal
+
+The figures are compared only where they are bound to repeat: the same kind of device and plug-in, declared
+deterministic. Everywhere the statuses are.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.conformance import suite
+from octavo.conformance.case import Case
+from octavo.conformance.facts import Facts
+from octavo.conformance.gaps import load_gaps
+from octavo.conformance.profiles import PROFILES
+from octavo.conformance.provenance import plug_in, software
+from octavo.conformance.report.json import Entry, Figure, Report, entry
+from octavo.conformance.session import Progress, Settings, backend_info, measured, must_pass, open_runner
+from octavo.conformance.version import SPEC_VERSION, SUITE_VERSION
+from octavo.core.backend import BackendInfo
+from octavo.core.base.errors import ConfigError
+
+DEFAULT_SHARE = 0.1
+FEWEST = 20
+"""Cases that are replayed at least, if the report has as many."""
+
+TOLERANCE = 1e-6
+"""Relative, of a figure: the oracle's own float64 sums may be split otherwise on another host."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What replaying gave.
+
+    Attributes:
+        differences: a line per case that came out otherwise.
+        notes: what could not be compared, and why.
+    """
+
+    replayed: int
+    differences: list[str]
+    notes: list[str]
+
+    @property
+    def holds(self) -> bool:
+        return self.replayed > 0 and not self.differences
+
+
+def verify(report: Report, share: float, progress: Progress | None = None, *, in_process: bool = False) -> Outcome:
+    """Replay. Raises ConfigError for a report of another suite, BackendUnavailable when its backend isn't here."""
+    refuse_foreign(report)
+    run = report.run
+    sample = _sample(report.cases, share)
+    cases = [_case(known) for known in sample]
+    settings = Settings(
+        backend=run.backend, profile=run.profile, seed=run.seed, options=run.options, in_process=in_process
+    )
+    info = backend_info(run.backend)
+    gaps = load_gaps(info, suite.families().values())
+    runner = open_runner(settings, info.name)
+    try:
+        results, not_applicable = measured(runner, cases, settings, gaps=gaps, progress=progress)
+        notes = _notes(report, info, runner.facts)
+    finally:
+        runner.close()
+    again = {result.name: entry(result) for result in results}
+    differences = [f"{name}: in the report, and not for this backend: {why}" for name, why in not_applicable.items()]
+    for known in sample:
+        if known.id in again and (what := compared(known, again[known.id], with_figures=not notes)):
+            differences.append(f"{known.id}: {what}")
+    missing, extra = _coverage(report, runner.facts)
+    differences += [f"{name}: belongs to the profile, and is not in the report" for name in missing]
+    differences += [f"{name}: in the report, and not of the profile" for name in extra]
+    differences += _false_verdict(report)
+    return Outcome(len(results), differences, notes)
+
+
+def refuse_foreign(report: Report) -> None:
+    """Raises ConfigError when the report's figures mean something else here."""
+    run = report.run
+    for what, theirs, ours in (
+        ("suite version", run.suite_version, SUITE_VERSION),
+        ("specification version", run.spec_version, SPEC_VERSION),
+    ):
+        if theirs != ours:
+            raise ConfigError(
+                f"the report has {what} {theirs}, this suite {ours}: verify it with Octavo {run.software.octavo}",
+                field="report",
+            )
+    if run.profile not in PROFILES:
+        raise ConfigError(
+            f"the report is of the profile {run.profile!r}, which this suite doesn't have", field="report"
+        )
+    theirs_hash, ours_hash = run.must_pass.get(run.profile, "none"), must_pass()[run.profile]
+    if theirs_hash != ours_hash:
+        raise ConfigError(
+            f"the report's must-pass hash of profile {run.profile} is {theirs_hash}, this suite's {ours_hash}: the "
+            f"profile's cases differ; verify it with Octavo {run.software.octavo}",
+            field="report",
+        )
+
+
+def compared(known: Entry, again: Entry, *, with_figures: bool) -> str:
+    """What differs between two runs of a case; empty when nothing does."""
+    if known.status != again.status:
+        return f"{again.status}, and {known.status} in the report: {again.detail or known.detail}"
+    if known.implementation != again.implementation:
+        return f"ran on {again.implementation or 'nothing'}, and on {known.implementation or 'nothing'} in the report"
+    for name in ("share", "rms", "gain") if with_figures else ():
+        here, there = getattr(again, name), getattr(known, name)
+        if not _equal(here, there):
+            return f"{name} {here}, and {there} in the report"
+    return ""
+
+
+def _equal(a: Figure, b: Figure) -> bool:
+    if a is None or b is None or isinstance(a, str) or isinstance(b, str):
+        return a == b
+    return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+
+
+def _sample(entries: Sequence[Entry], share: float) -> list[Entry]:
+    count = min(len(entries), max(FEWEST, math.ceil(share * len(entries))))
+    chosen = sorted(random.SystemRandom().sample(range(len(entries)), count))
+    return [entries[i] for i in chosen]
+
+
+def _case(known: Entry) -> Case:
+    case = suite.families().get(known.id)
+    if case is None:
+        raise ConfigError(f"the report has the case {known.id}, which this suite doesn't have", field="report")
+    return case
+
+
+def _coverage(report: Report, facts: Facts) -> tuple[list[str], list[str]]:
+    """Cases that the report leaves out, or has in excess; a narrowed report makes no claim to be whole."""
+    if report.run.only:
+        return [], []
+    profile = PROFILES[report.run.profile]
+    wanted = {c.name for c in suite.families().values() if profile.contains(c) and c.requires(facts) is None}
+    present = {known.id for known in report.cases}
+    return sorted(wanted - present), sorted(present - wanted)
+
+
+def _false_verdict(report: Report) -> list[str]:
+    """A verdict that the report's own statuses contradict."""
+    profile = PROFILES[report.run.profile]
+    spoiled = [known.id for known in report.cases if not profile.accepts(known.status, known.ran)]
+    if report.verdict.is_met and spoiled:
+        return [f"the report calls profile {profile.name} met, and {spoiled[0]} spoils it"]
+    return []
+
+
+def _notes(report: Report, info: BackendInfo, facts: Facts) -> list[str]:
+    """Why figures need not repeat here."""
+    run, here = report.run, plug_in(info)
+    notes = [] if facts.deterministic else ["the backend declares itself non-deterministic"]
+    pairs = [
+        ("device", run.device.name, facts.device_name),
+        ("architecture", run.device.arch, facts.arch),
+        ("version of its package", run.plug_in.version, here.version),
+        ("commit", run.plug_in.git, here.git),
+        ("torch", run.software.torch, software({}).torch),
+    ]
+    notes += [f"{what} {ours}, and {theirs} in the report" for what, theirs, ours in pairs if theirs != ours]
+    return [f"{note}: figures are not compared" for note in notes]
