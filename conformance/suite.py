@@ -15,7 +15,11 @@ from octavo.core.base.errors import ConfigError
 
 FAMILIES = (
     "octavo.conformance.grid.gemm",
+    "octavo.conformance.grid.gemm_fused",
     "octavo.conformance.grid.rms_norm",
+    "octavo.conformance.grid.rotary",
+    "octavo.conformance.grid.act_mul",
+    "octavo.conformance.grid.embed",
 )
 """Modules with a function `cases() -> Iterable[Case]`, in the report's order."""
 

@@ -52,10 +52,13 @@ class GuardedBuffer:
         return elements, faults
 
     def unwritten(self, elements: torch.Tensor, poison: Poison) -> int:
-        """How many elements of a wanted tensor still hold the poison."""
-        if self.tensor.role is not Role.WANTED or not elements.numel():
-            return 0
+        """How many elements of a wanted tensor still hold the poison.
+
+        Of one byte every pattern may be a result; what isn't written differs between the two poisons all the same.
+        """
         width = elements.dtype.itemsize
+        if self.tensor.role is not Role.WANTED or not elements.numel() or width == 1:
+            return 0
         raw = elements.reshape(-1).view(torch.uint8).view(-1, width)
         return int((raw == poison.pattern(elements.dtype)).all(dim=-1).sum())
 

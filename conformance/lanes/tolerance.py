@@ -105,6 +105,8 @@ def product_bound(
     accumulation: Accumulation,
     slope: torch.Tensor | float = 1.0,
     x_dtype: torch.dtype = torch.bfloat16,
+    operand_unit: float = 0.0,
+    relative: float = 0.0,
 ) -> Bound:
     """A product's bound. c [M, N] after the epilogue, squares = Σ(ab)² of the product, [M, N].
 
@@ -112,13 +114,17 @@ def product_bound(
     √Σ(ab)² + |c| (a random walk that ends at c) and is rounded K times: √K·u·(√Σ(ab)² + |c|), four times over for
     the element. A truncating accumulator errs one way: K instead of √K. Operands rounded on the way in (tf32) add
     √2·u_in·√Σ(ab)². `slope` is by how much the epilogue stretches an error of the product (a gate).
+
+    `operand_unit`: an operand that the op computes itself (a normalised x, a dequantised weight) may be rounded with
+    this unit before the product: independent errors of u·|ab| at most: √2·u·√Σ(ab)², as above.
+    `relative`: an error common to all terms of an output (the norm's 1/rms): relative·|c|.
     """
     u_o, spread = UNIT[dtype], squares.sqrt()
     steps = float(inner) if accumulation.truncating else math.sqrt(inner)
     summing = accumulation.unit * steps * (spread + c.abs())
     if x_dtype == torch.float32 and accumulation.operand_unit:
         summing = summing + math.sqrt(2) * accumulation.operand_unit * spread
-    summing = summing * slope
+    summing = (summing + math.sqrt(2) * operand_unit * spread + relative * c.abs()) * slope
     sigma = (u_o**2 / 3 * c.square() + summing.square()).sqrt()
     # Two ulp of fp32 for what an epilogue computes in fp32 (bias, gate, residual) before the one rounding to dtype.
     element = 2 * u_o * c.abs() + 4 * summing + 2 * U32 * c.abs() + SUBNORMAL.get(dtype, 0.0)
@@ -132,11 +138,53 @@ def norm_bound(out: torch.Tensor, *, width: int, dtype: torch.dtype) -> Bound:
     that; r itself is good to 2 ulp, each of two products to u32. Then one rounding to dtype, doubled: 2u_o|o|.
     """
     u_o = UNIT[dtype]
-    inner = U32 * (2 * math.sqrt(width) + 6)
+    inner = norm_error(width)
     magnitude = out.abs()
     element = (2 * u_o + inner) * magnitude + SUBNORMAL.get(dtype, 0.0)
     sigma = (u_o**2 / 3 + inner**2 / 4) ** 0.5 * magnitude
     return Bound(element, sigma, u_o)
+
+
+def norm_error(width: int) -> float:
+    """What all elements of a normalised row share as a relative error, see norm_bound; 4 standard deviations."""
+    return U32 * (2 * math.sqrt(width) + 6)
+
+
+def lora_bound(
+    out: torch.Tensor,
+    delta: torch.Tensor,
+    *,
+    inner_error: torch.Tensor,
+    squares: torch.Tensor,
+    rank: int,
+    dtype: torch.dtype,
+    accumulation: Accumulation,
+) -> Bound:
+    """out = y + delta, delta = scale·B·(A·x). All [T, N], scale included.
+
+    Args:
+        inner_error: √Σ(scale·b·σ_h)² over the rank, σ_h = steps(K)·u·(√Σ(ax)² + |h|) the error of h = A·x in fp32.
+        squares: Σ(scale·b·h)².
+
+    Errors of h are independent from rank to rank and reach the output through b: their root of squares. The second
+    product errs like any product of `rank` terms, and scale and sum cost two more roundings in fp32. h stays in fp32.
+    """
+    u_o = UNIT[dtype]
+    steps = float(rank) if accumulation.truncating else math.sqrt(rank)
+    summing = inner_error + accumulation.unit * steps * (squares.sqrt() + delta.abs()) + U32 * (delta.abs() + out.abs())
+    sigma = (u_o**2 / 3 * out.square() + summing.square()).sqrt()
+    return Bound(2 * u_o * out.abs() + 4 * summing + SUBNORMAL.get(dtype, 0.0), sigma, u_o)
+
+
+def route_bound(weights: torch.Tensor, *, experts: int, depth: torch.Tensor | float) -> Bound:
+    """Weights of the chosen experts, fp32. depth = largest |logit - max| of a softmax (or |logit| of a sigmoid).
+
+    exp(x) turns the rounding of its argument into a relative error |x|·u32, and costs 2 ulp; the sum of E positive
+    terms √E·u32, quotient, renormalisation (another sum of the same errors) and scale 2 ulp each.
+    """
+    relative = U32 * (2 * torch.as_tensor(depth, dtype=torch.float64) + math.sqrt(experts) + 10)
+    element = 2 * relative * weights.abs() + 2.0**-126
+    return Bound(element.expand(weights.shape), (relative * weights.abs()).expand(weights.shape), U32)
 
 
 def rounding_bound(out: torch.Tensor, *, dtype: torch.dtype, inner: torch.Tensor | float = 0.0) -> Bound:
