@@ -89,7 +89,8 @@ class BackendInfo:
         probe: `() -> Available | Refusal`; cheap, and imports no torch.
         factory: `(BackendConfig) -> DeviceBackend`.
         priority: "auto" takes the available backend of highest priority.
-        layer_overrides: name of a core layer -> a class that replaces it.
+        layer_overrides: name of a core layer (Attention, Embedding, Linear, OutputHead, RMSNorm) -> a function that
+            takes its class and returns the class to build in its place, a subclass of it.
         options: dataclass of its `--backend-option`s.
     """
 
@@ -233,9 +234,9 @@ class BackendRegistry:
         num_threads: int | None = None,
         deterministic: bool = False,
     ) -> DeviceBackend:
-        """Make the device. `options` are the texts of `--backend-option key=value`.
+        """Make the device, and check that it is what it declares. `options` are texts of `--backend-option key=value`.
 
-        Raises ConfigError for a wrong option, BackendUnavailable when the factory fails.
+        Raises ConfigError for a wrong option, BackendUnavailable when the factory fails or the device is at fault.
         """
         options_type = _guarded(info, "options", info.options) if info.options is not None else None
         parsed = parse_options(info.name, options_type, options or {})
@@ -250,7 +251,19 @@ class BackendRegistry:
                 f"backend {info.name} of package {info.distribution} failed to start: {type(error).__name__}: {error}",
                 field="backend",
             ) from error
+        _check(info, backend)
         return backend
+
+
+def load_layer_overrides(info: BackendInfo) -> dict[str, Callable[[type], type]]:
+    """A backend's replacements of layers, imported: name of a core layer -> function from its class to another.
+
+    Raises BackendUnavailable, naming the package, when one can't be imported.
+    """
+    return {
+        layer: _guarded(info, f"layer_overrides[{layer!r}]", reference)
+        for layer, reference in info.layer_overrides.items()
+    }
 
 
 def resolve(reference: str) -> Callable[..., Any]:
@@ -272,6 +285,21 @@ def _guarded(info: BackendInfo, key: str, reference: str) -> Any:
             f"reinstall {info.distribution}",
             field="backend",
         ) from error
+
+
+def _check(info: BackendInfo, backend: DeviceBackend) -> None:
+    from octavo.core.backend.selfcheck import device_fault  # torch is there now
+
+    fault = device_fault(info.name, backend)
+    if fault is None:
+        return
+    if callable(close := getattr(backend, "close", None)):
+        close()
+    raise BackendUnavailable(
+        f"backend {info.name} of package {info.distribution} is not what it declares: {fault}; "
+        f"upgrade {info.distribution} or report it to its authors",
+        field="backend",
+    )
 
 
 def _load_plugin(package: str, load: Callable[[], object]) -> object:

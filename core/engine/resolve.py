@@ -3,6 +3,7 @@
     dtype                    "auto": the checkpoint's own floats, else the device's default
     kv_cache_dtype           "auto": the device's first choice
     max_model_len            None: the model's limit, or what the KV cache holds when that is less
+    max_num_seqs             lowered to the largest step of a device with fixed shapes
     max_num_batched_tokens   None: the device's default, and never below max_num_seqs
     num_kv_blocks            None: from kv_cache_memory_bytes, or a share of the memory that is really free
 
@@ -75,17 +76,39 @@ def resolve_sizes(
             "raise it or lower max_num_seqs, so that every running request gets a token in every step",
             field="max_num_batched_tokens",
         )
-    default_tokens = max(device.default_max_num_batched_tokens, config.max_num_seqs)
+    max_num_seqs = _seqs_of_buckets(config.max_num_seqs, device)
+    default_tokens = max(device.default_max_num_batched_tokens, max_num_seqs)
     return EngineSizes(
         dtype=_stored_dtype(
             "dtype", config.dtype, tuple(device.activation_dtype), _weight_dtype(checkpoint_config, device)
         ),
         kv_dtype=_stored_dtype("kv_cache_dtype", config.kv_cache_dtype, device.kv_dtypes, device.kv_dtypes[0]),
         block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or default_tokens,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=_tokens_of_buckets(config.max_num_batched_tokens, default_tokens, device),
         max_model_len=config.max_model_len or model.max_position,
     )
+
+
+def _seqs_of_buckets(asked: int, device: Capabilities) -> int:
+    """max_num_seqs, lowered to the tokens of the largest step where the device's steps are of fixed shapes."""
+    largest = device.token_buckets[-1] if device.token_buckets else asked
+    if asked > largest:
+        logger.warning("max_num_seqs is lowered from %d to %d, the device's largest step", asked, largest)
+    return min(asked, largest)
+
+
+def _tokens_of_buckets(asked: int | None, default: int, device: Capabilities) -> int:
+    """max_num_batched_tokens within the device's largest step."""
+    if not device.token_buckets:
+        return asked or default
+    largest = device.token_buckets[-1]
+    if asked is not None and asked > largest:
+        raise ConfigError(
+            f"max_num_batched_tokens is {asked}, but the device's largest step has {largest} tokens; lower it",
+            field="max_num_batched_tokens",
+        )
+    return asked or min(default, largest)
 
 
 def check_weights_fit(weight_bytes: int, sizes: EngineSizes, free_bytes: int) -> None:

@@ -3,6 +3,7 @@
     execute()
       _apply        rows of the InputBatch and of the sampler follow the scheduler's differences
       _copy_blocks  copies on write, before anything is written
+      pad           to a shape that the device takes (buckets.py)
       _fill         host inputs into the step's persistent device buffers; one plan per KV group
       program.run   the model's forward pass
       _sample       rows whose last known token was computed draw their next one
@@ -19,11 +20,12 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.core.backend.device import DeviceBackend, StepBuffers
+from octavo.core.backend.device import DeviceBackend, Program, StepBuffers
 from octavo.core.backend.kv import AttentionMetadata, KVCache
 from octavo.core.backend.opset import OpSet
 from octavo.core.backend.specs import CacheSpec, RowSpec
 from octavo.core.engine.batch import InputBatch, StepInputs
+from octavo.core.engine.buckets import step_shapes
 from octavo.core.engine.prompt_scores import PromptScores
 from octavo.core.models.base import Model
 from octavo.core.sample.logprobs import PositionLogprobs
@@ -37,7 +39,7 @@ class RunnerLimits:
     """The sizes of a runner's buffers.
 
     Attributes:
-        max_num_seqs, max_num_batched_tokens, max_model_len: of a step and a request.
+        max_num_seqs, max_num_batched_tokens, max_model_len: of a step, padding included, and a request.
         block_sizes: per KV group, in tokens.
     """
 
@@ -95,6 +97,7 @@ class ModelRunner:
     ) -> None:
         self._backend = backend
         self._opset = opset
+        self._model = model
         self._sampler = Sampler(opset.bind("sample", RowSpec(width=model.vocab_size, dtype=torch.float32)))
         self._pool_views = tuple(pool_views)
         self._batch = InputBatch(limits.max_num_seqs, limits.max_model_len, limits.block_sizes)
@@ -106,7 +109,15 @@ class ModelRunner:
         self._logit_rows = backend.empty(limits.max_num_batched_tokens, dtype=torch.int64)
         self._logits = backend.empty(limits.max_num_seqs, model.vocab_size, dtype=torch.float32)
         self._copy_pool = [opset.bind("copy_blocks", _copy_spec(view)) for view in self._pool_views]
-        self._program = backend.compile(model.forward, None, None)
+        self._shapes = step_shapes(
+            backend.capabilities,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            block_sizes=limits.block_sizes,
+        )
+        self._programs: dict[tuple[int, int] | None, Program] = {}
+        if self._shapes.are_dynamic:
+            self._programs[None] = backend.compile(model.forward, None, None)
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step. An output without tokens only applies its differences."""
@@ -116,9 +127,19 @@ class ModelRunner:
         self._copy_blocks(scheduled.block_copies)
         inputs = self._batch.prepare(scheduled)
         wanted = self._wanted_rows(inputs)
-        buffers = self._fill(inputs, wanted.token_rows)
-        self._program.run(buffers)
-        return self._finish(wanted, buffers.logits_RV)
+        buffers = self._fill(self._shapes.pad(inputs), wanted.token_rows)
+        self._program_for(buffers).run(buffers)
+        return self._finish(wanted, buffers.logits_RV[: len(wanted.token_rows)])
+
+    def _program_for(self, buffers: StepBuffers) -> Program:
+        """The program of any shape, or the one of these buffers' shape, compiled when it first comes up."""
+        if self._shapes.are_dynamic:
+            return self._programs[None]
+        num_tokens, num_rows = len(buffers.token_ids_T), len(buffers.logit_rows_R)
+        if (num_tokens, num_rows) not in self._programs:
+            program = self._backend.compile(self._model.forward, num_tokens, buffers)
+            self._programs[num_tokens, num_rows] = program
+        return self._programs[num_tokens, num_rows]
 
     # -- the scheduler's differences --------------------------------------------------------------------------
 
@@ -169,11 +190,13 @@ class ModelRunner:
         query_start_loc = to_device(torch.from_numpy(inputs.query_start_loc))
         seq_lens = to_device(torch.from_numpy(inputs.seq_lens_B))
         max_query_len, max_seq_len = int(inputs.num_scheduled_B.max()), int(inputs.seq_lens_B.max())
+        num_rows = self._shapes.logit_rows(len(token_rows), len(inputs.token_ids_T))
+        padded_rows = [*token_rows, *[0] * (num_rows - len(token_rows))]
         plans = tuple(
             self._opset.plan(
                 AttentionMetadata(
                     num_requests=len(inputs.request_ids),
-                    num_tokens=len(inputs.token_ids_T),
+                    num_tokens=int(inputs.num_scheduled_B.sum()),
                     max_query_len=max_query_len,
                     max_seq_len=max_seq_len,
                     query_start_loc=query_start_loc,
@@ -189,8 +212,8 @@ class ModelRunner:
             token_ids_T=to_device(torch.from_numpy(inputs.token_ids_T), out=self._token_ids),
             positions_T=to_device(torch.from_numpy(inputs.positions_T), out=self._positions),
             plans=plans,
-            logit_rows_R=to_device(torch.tensor(token_rows, dtype=torch.int64), out=self._logit_rows),
-            logits_RV=self._logits_for(len(token_rows)),
+            logit_rows_R=to_device(torch.tensor(padded_rows, dtype=torch.int64), out=self._logit_rows),
+            logits_RV=self._logits_for(num_rows),
         )
 
     def _logits_for(self, num_rows: int) -> torch.Tensor:

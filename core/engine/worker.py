@@ -11,17 +11,19 @@ A worker is also the executor of a one-device engine: `execute` runs a step. `cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from octavo.core.backend.device import DeviceBackend
 from octavo.core.backend.kv import KVPool
 from octavo.core.backend.opset import OpChoice, OpSet
-from octavo.core.backend.registry import BackendRegistry
+from octavo.core.backend.registry import BackendInfo, BackendRegistry, load_layer_overrides
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import BackendUnavailable
+from octavo.core.engine.buckets import padded_tokens
 from octavo.core.engine.resolve import EngineSizes, check_weights_fit, fit_length, kv_blocks_for, resolve_sizes
 from octavo.core.engine.runner import ModelRunner, RunnerLimits
 from octavo.core.layers.kv_groups import KVGroup, group_layers, layer_places, num_pools, pool_block_bytes
+from octavo.core.layers.overrides import replaced_layers
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.load.stream import load_weights
 from octavo.core.models.base import Model
@@ -47,20 +49,25 @@ class Worker:
     """
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
-        self._backend = make_backend(config)
+        registry = BackendRegistry.discover()
+        info = registry.choose(config.backend)
+        layer_overrides = replaced_layers(info.distribution, load_layer_overrides(info))
+        self._backend = _make(registry, info, config)
         try:
-            self._load(config, checkpoint)
+            self._load(config, checkpoint, layer_overrides)
         except BaseException:
             self.close()
             raise
 
-    def _load(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+    def _load(self, config: EngineConfig, checkpoint: Checkpoint, layer_overrides: Mapping[str, type]) -> None:
         backend = self._backend
         facts = read_config(checkpoint.config)
         sizes = resolve_sizes(config, checkpoint.config, facts, backend.capabilities)
         check_weights_fit(facts.parameter_count().nbytes(sizes.dtype), sizes, backend.memory_info().free_bytes)
         self._opset = OpSet(backend, strict=config.strict_backend)
-        self._model = _load_model(checkpoint, sizes, backend, self._opset, show_progress=config.progress)
+        self._model = _build(checkpoint, sizes, backend, self._opset, layer_overrides)
+        targets = self._model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
+        load_weights(checkpoint, targets, progress=None if config.progress else False)
         self.vocab_size = self._model.vocab_size
         layers = group_layers(self._model.kv_specs())
         self.kv_groups = scheduler_groups(layers)
@@ -83,7 +90,7 @@ class Worker:
             pool_views=[self._backend.kv_view(pool, layers[0].spec) for pool in pools],
             limits=RunnerLimits(
                 max_num_seqs=sizes.max_num_seqs,
-                max_num_batched_tokens=sizes.max_num_batched_tokens,
+                max_num_batched_tokens=_step_tokens(self._backend, sizes),
                 max_model_len=sizes.max_model_len,
                 block_sizes=tuple(group.block_size for group in self.kv_groups),
             ),
@@ -111,8 +118,12 @@ def make_backend(config: EngineConfig) -> DeviceBackend:
         BackendUnavailable: it can't run here; the message says why.
     """
     registry = BackendRegistry.discover()
+    return _make(registry, registry.choose(config.backend), config)
+
+
+def _make(registry: BackendRegistry, info: BackendInfo, config: EngineConfig) -> DeviceBackend:
     backend = registry.create(
-        registry.choose(config.backend),
+        info,
         options=config.backend_options,
         num_threads=config.num_threads,
         deterministic=config.deterministic,
@@ -135,22 +146,29 @@ def scheduler_groups(layers: Sequence[KVGroup]) -> tuple[KVGroupSpec, ...]:
     )
 
 
-def _load_model(
-    checkpoint: Checkpoint, sizes: EngineSizes, backend: DeviceBackend, opset: OpSet, *, show_progress: bool
+def _build(
+    checkpoint: Checkpoint,
+    sizes: EngineSizes,
+    backend: DeviceBackend,
+    opset: OpSet,
+    layer_overrides: Mapping[str, type],
 ) -> Model:
-    model = build_model(
+    return build_model(
         checkpoint.config,
         backend=backend,
         opset=opset,
         dtype=sizes.dtype,
         kv_dtype=sizes.kv_dtype,
         block_size=sizes.block_size,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_num_batched_tokens=_step_tokens(backend, sizes),
         max_model_len=sizes.max_model_len,
+        layer_overrides=layer_overrides,
     )
-    targets = model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
-    load_weights(checkpoint, targets, progress=None if show_progress else False)
-    return model
+
+
+def _step_tokens(backend: DeviceBackend, sizes: EngineSizes) -> int:
+    """Tokens of the largest step as the device sees it, padding included."""
+    return padded_tokens(backend.capabilities.token_buckets, sizes.max_num_batched_tokens)
 
 
 def _bind_kv(model: Model, backend: DeviceBackend, layers: Sequence[KVGroup], pools: Sequence[KVPool]) -> None:

@@ -136,7 +136,9 @@ class Gemma3Layer(LlamaLayer):
 
     def _build_norms(self, context: LayerContext, config: LlamaConfig, index: int, name: str) -> tuple[RMSNorm, ...]:
         def norm(part: str, width: int, *, residual: bool = False) -> RMSNorm:
-            return RMSNorm(context, f"{name}.{part}", width, config.rms_norm_eps, residual=residual, plus_one=True)
+            return context.layer(RMSNorm)(
+                context, f"{name}.{part}", width, config.rms_norm_eps, residual=residual, plus_one=True
+            )
 
         hidden, head = config.hidden_size, config.head_dim
         self._is_first = index == 0
@@ -162,7 +164,7 @@ class Gemma3Model(LlamaModel):
     layer_type = Gemma3Layer
 
     def _build_norm(self, context: LayerContext) -> RMSNorm:
-        return RMSNorm(
+        return context.layer(RMSNorm)(
             context, "model.norm", self.config.hidden_size, self.config.rms_norm_eps, residual=True, plus_one=True
         )
 

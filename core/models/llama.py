@@ -187,7 +187,7 @@ class LlamaLayer:
     def __init__(
         self, context: LayerContext, config: LlamaConfig, index: int, tables: RotaryTables, kv_spec: KVCacheSpec
     ) -> None:
-        self.attention = Attention(
+        self.attention = context.layer(Attention)(
             context,
             config.num_heads,
             kv_spec,
@@ -231,15 +231,15 @@ class LlamaLayer:
         gate_up = [Part(f"{name}.mlp.gate_proj", inner), Part(f"{name}.mlp.up_proj", inner)]
         o, down = [Part(f"{name}.self_attn.o_proj", hidden)], [Part(f"{name}.mlp.down_proj", hidden)]
         residual = self.products_add_residual
-        self._qkv = Linear(context, q_k_v, hidden, bias=config.attention_bias)
-        self._o = Linear(context, o, query, bias=config.attention_bias, residual=residual)
-        self._gate_up = Linear(context, gate_up, hidden, bias=config.mlp_bias, gate=config.gate)
-        self._down = Linear(context, down, inner, bias=config.mlp_bias, residual=residual)
+        self._qkv = context.layer(Linear)(context, q_k_v, hidden, bias=config.attention_bias)
+        self._o = context.layer(Linear)(context, o, query, bias=config.attention_bias, residual=residual)
+        self._gate_up = context.layer(Linear)(context, gate_up, hidden, bias=config.mlp_bias, gate=config.gate)
+        self._down = context.layer(Linear)(context, down, inner, bias=config.mlp_bias, residual=residual)
 
     def _build_norms(self, context: LayerContext, config: LlamaConfig, index: int, name: str) -> tuple[RMSNorm, ...]:
         width, eps = config.hidden_size, config.rms_norm_eps
-        self._input_norm = RMSNorm(context, f"{name}.input_layernorm", width, eps)
-        self._feed_forward_norm = RMSNorm(context, f"{name}.post_attention_layernorm", width, eps)
+        self._input_norm = context.layer(RMSNorm)(context, f"{name}.input_layernorm", width, eps)
+        self._feed_forward_norm = context.layer(RMSNorm)(context, f"{name}.post_attention_layernorm", width, eps)
         return self._input_norm, self._feed_forward_norm
 
 
@@ -268,7 +268,7 @@ class LlamaModel:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
         )
-        self._embed = Embedding(
+        self._embed = context.layer(Embedding)(
             context,
             "model.embed_tokens",
             config.vocab_size,
@@ -281,7 +281,7 @@ class LlamaModel:
             self.layer_type(context, config, index, tables, spec) for index, spec in enumerate(self._kv_specs)
         ]
         self._norm = self._build_norm(context)
-        self._head = OutputHead(context, "lm_head", self._embed, softcap=config.logits_softcap)
+        self._head = context.layer(OutputHead)(context, "lm_head", self._embed, softcap=config.logits_softcap)
 
     @property
     def workspace_bytes(self) -> int:
@@ -320,7 +320,7 @@ class LlamaModel:
             self._head(self._normed(rows), out=buffers.logits_RV)
 
     def _build_norm(self, context: LayerContext) -> RMSNorm:
-        return RMSNorm(context, "model.norm", self.config.hidden_size, self.config.rms_norm_eps)
+        return context.layer(RMSNorm)(context, "model.norm", self.config.hidden_size, self.config.rms_norm_eps)
 
     def _normed(self, rows: Activations) -> torch.Tensor:
         """The residual stream of the wanted rows after the last norm, [R, M]."""

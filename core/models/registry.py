@@ -66,6 +66,7 @@ def build_model(
     block_size: int,
     max_num_batched_tokens: int,
     max_model_len: int,
+    layer_overrides: Mapping[str, type] | None = None,
 ) -> Model:
     """Build a model with its ops bound and its buffers allocated; its weights are still to be loaded.
 
@@ -77,6 +78,7 @@ def build_model(
         kv_dtype, block_size: of the KV cache.
         max_num_batched_tokens: the largest number of tokens in a step.
         max_model_len: the largest number of tokens of a request; at most the checkpoint's own limit.
+        layer_overrides: classes that the backend's package builds in place of core layers; see layers/overrides.py.
 
     Raises:
         CheckpointError: see `read_config`.
@@ -103,6 +105,7 @@ def build_model(
         activation_dtype=activation_dtype,
         workspace=Workspace(backend, max_num_batched_tokens),
         max_model_len=max_model_len,
+        overrides=layer_overrides or {},
     )
     return family.build(facts, context, kv_dtype, block_size)
 

@@ -74,8 +74,18 @@ def probe_nonsense() -> bool:
     return True
 
 
+class Acme(null_backend.NullBackend):
+    """Remembers what its factory was told."""
+
+    name = "acme"
+
+    def __init__(self, config: BackendConfig) -> None:
+        super().__init__()
+        self.config = config
+
+
 def make(config: BackendConfig) -> Any:
-    return config
+    return Acme(config)
 
 
 def make_fails(config: BackendConfig) -> None:
@@ -232,9 +242,10 @@ def test_a_named_backend_never_becomes_another() -> None:
 def test_the_factory_gets_typed_options() -> None:
     acme = info(options=f"{HERE}:Options")
     texts = {"streams": "4", "fast": "true", "ratio": "none", "mode": "graph", "label": "x=y"}
-    config: Any = registry_of(acme).create(acme, texts, num_threads=3, deterministic=True)
-    assert config == BackendConfig(3, True, Options(4, True, None, "graph", "x=y"))
-    assert registry_of(acme).create(acme).options == Options()  # type: ignore[attr-defined]
+    backend: Any = registry_of(acme).create(acme, texts, num_threads=3, deterministic=True)
+    assert backend.config == BackendConfig(3, True, Options(4, True, None, "graph", "x=y"))
+    backend = registry_of(acme).create(acme)
+    assert backend.config.options == Options()
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,10 @@ from octavo.core.base.errors import OctavoError
 
 @dataclass(frozen=True, slots=True)
 class NullOptions:
-    """memory_bytes: of the pretended device."""
+    """memory_bytes: of the pretended device; token_buckets: "4,16", or "" for any shape."""
 
     memory_bytes: int = 1 << 30
+    token_buckets: str = ""
 
 
 class NullWeight:
@@ -123,6 +124,8 @@ class NullBackend:
             default_dtype=torch.float32,
             kv_dtypes=(torch.float32,),
             total_memory_bytes=options.memory_bytes,
+            dynamic_shapes=not options.token_buckets,
+            token_buckets=tuple(int(bucket) for bucket in options.token_buckets.split(",") if bucket),
             default_max_num_batched_tokens=512,
             batch_invariant=True,
         )

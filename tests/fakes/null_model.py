@@ -97,10 +97,14 @@ class NullModel:
 
 
 def check_metadata(meta: AttentionMetadata, positions_T: torch.Tensor) -> None:
-    """Positions, lengths, block table and slots of a step agree with each other."""
+    """Positions, lengths, block table and slots of a step agree with each other; what pads it writes nothing."""
     starts = meta.query_start_loc.tolist()
     assert starts[0] == 0
-    assert starts[meta.num_requests] == meta.num_tokens == len(meta.slot_mapping)
+    assert starts[meta.num_requests] == meta.num_tokens <= len(meta.slot_mapping) == len(positions_T)
+    assert bool((meta.slot_mapping[meta.num_tokens :] == -1).all())
+    assert set(starts[meta.num_requests :]) == {meta.num_tokens}
+    assert len(meta.seq_lens) == len(meta.block_table) == len(starts) - 1
+    assert not bool(meta.seq_lens[meta.num_requests :].any())
     written: set[int] = set()
     for b in range(meta.num_requests):
         rows = slice(starts[b], starts[b + 1])

@@ -1,0 +1,124 @@
+"""Whether a device is what it declares: asked once, when a backend is made, before anything is loaded.
+
+    methods       DeviceBackend and Ops are whole
+    facts         Capabilities hold together
+    memory        every declared dtype makes the way to the device and back, and gives a KV view of its own dtype
+
+A few hundred bytes and well under a millisecond on a host. What a device computes is the conformance suite's affair;
+here a plug-in that would fail later, in somebody's request, fails at the door with one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from octavo.core.backend.device import Capabilities, DeviceBackend, MemoryInfo
+from octavo.core.backend.kv import KVCacheSpec, KVPool
+from octavo.core.backend.ops import OP_NAMES
+from octavo.core.base.errors import OctavoError
+
+FP8_FLAVOURS = (None, "e4m3fn", "e4m3fnuz")
+
+_BLOCKS, _SLOTS, _HEADS, _HEAD_DIM = 2, 16, 2, 8
+
+
+def device_fault(name: str, backend: DeviceBackend) -> str | None:
+    """The first thing that is wrong with a device made as backend `name`, in words; None when all is well.
+
+    Raises nothing for what the device does.
+    """
+    for faults in (_missing, _facts, _memory):
+        try:
+            fault = next(faults(name, backend), None)
+        except Exception as error:
+            fault = f"its start-up check ended in {type(error).__name__}: {error}"
+        if fault is not None:
+            return fault
+    return None
+
+
+def _missing(name: str, backend: DeviceBackend) -> Iterator[str]:
+    for attribute in ("name", "device", "capabilities", "ops"):
+        if not hasattr(backend, attribute):
+            yield f"its device has no attribute {attribute}"
+    for method, value in vars(DeviceBackend).items():
+        if not method.startswith("_") and callable(value) and not _implements(backend, DeviceBackend, method):
+            yield f"its device has no method {method}"
+    if backend.name != name:
+        yield f"its device calls itself {backend.name!r}"
+    if not isinstance(backend.capabilities, Capabilities):
+        yield f"its capabilities are a {type(backend.capabilities).__name__}, not Capabilities"
+    own = [op for op in OP_NAMES if hasattr(type(backend.ops), op) or op in vars(backend.ops)]
+    if own and not hasattr(backend.ops, "supports"):
+        yield f"its ops bring {own[0]} but no supports(), so that nobody can tell what it takes"
+
+
+def _implements(thing: object, protocol: type, name: str) -> bool:
+    """Whether `thing` has a method of its own: inheriting the protocol's empty body does not count."""
+    method = getattr(thing, name, None)
+    return callable(method) and getattr(type(thing), name, None) is not getattr(protocol, name)
+
+
+def _facts(_: str, backend: DeviceBackend) -> Iterator[str]:
+    facts = backend.capabilities
+    if not facts.kv_dtypes:
+        yield "it declares no kv_dtypes"
+    if facts.default_dtype not in facts.activation_dtype:
+        yield f"it declares default_dtype {facts.default_dtype}, for which activation_dtype has no entry"
+    if facts.fp8 not in FP8_FLAVOURS:
+        yield f"it declares fp8 {facts.fp8!r}; it must be one of {', '.join(map(str, FP8_FLAVOURS))}"
+    buckets = facts.token_buckets
+    if facts.dynamic_shapes and buckets:
+        yield "it declares token_buckets, but dynamic_shapes as well"
+    if not facts.dynamic_shapes and (not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1):
+        yield f"it declares no dynamic_shapes, and token_buckets {buckets}; they must be positive and ascending"
+    memory = backend.memory_info()
+    if not isinstance(memory, MemoryInfo) or not 0 <= memory.free_bytes <= memory.total_bytes:
+        yield f"its memory_info is {memory}; free bytes must lie between 0 and the total"
+
+
+def _memory(_: str, backend: DeviceBackend) -> Iterator[str]:
+    facts = backend.capabilities
+    dtypes = {dtype: "activation_dtype" for pair in facts.activation_dtype.items() for dtype in pair}
+    for dtype, field in ({torch.int64: "token ids", torch.int32: "block tables"} | dtypes).items():
+        yield from _round_trip(backend, dtype, field)
+    for dtype in facts.kv_dtypes:
+        yield from _kv_view(backend, dtype)
+
+
+def _round_trip(backend: DeviceBackend, dtype: torch.dtype, field: str) -> Iterator[str]:
+    sent = torch.tensor([1, 2, 0, 3]).to(dtype)
+    try:
+        room = backend.empty(6, dtype=dtype)
+        back = backend.to_host(backend.from_host(sent, out=room)[:4])
+    except Exception as error:
+        yield f"it declares {dtype} ({field}), which its memory does not take: {type(error).__name__}: {error}"
+        return
+    if room.dtype != dtype or not _same_device(room.device, backend.device):
+        yield f"asked for {dtype} on {backend.device}, its memory gives {room.dtype} on {room.device}"
+    if back.dtype != dtype or not torch.equal(back.to(torch.float64), sent.to(torch.float64)):
+        yield f"it declares {dtype} ({field}), but numbers do not come back from the device as they were sent"
+
+
+def _same_device(found: torch.device, declared: torch.device) -> bool:
+    """A device named without an index is the first of its kind."""
+    return (found.type, found.index or 0) == (declared.type, declared.index or 0)
+
+
+def _kv_view(backend: DeviceBackend, dtype: torch.dtype) -> Iterator[str]:
+    spec = KVCacheSpec(_HEADS, _HEAD_DIM, _HEAD_DIM, dtype, _SLOTS)
+    try:
+        pool: KVPool = backend.allocate_kv_pool(_BLOCKS, spec.block_bytes)
+        view = backend.kv_view(pool, spec)
+    except OctavoError:
+        return  # too little memory is no lie: the engine says how much is needed
+    except Exception as error:
+        yield f"it declares {dtype} in kv_dtypes, but can't make a cache of it: {type(error).__name__}: {error}"
+        return
+    shape: tuple[Any, ...] = (_BLOCKS, _SLOTS, _HEADS, _HEAD_DIM)
+    for part in (view.key_NSKD, view.value_NSKD):
+        if part is not None and (part.dtype != dtype or tuple(part.shape) != shape):
+            yield f"its kv_view of {dtype} {list(shape)} is {part.dtype} {list(part.shape)}"
