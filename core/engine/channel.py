@@ -105,7 +105,8 @@ class EngineChannel:
             EngineDead: the process ended without a word.
         """
         message = await self.receive()
-        while isinstance(message, messages.Ready) and not self._outbox.poll(0, self._zmq.POLLOUT):
+        assert self._ended is not None
+        while not self._outbox.poll(0, self._zmq.POLLOUT) and not self._ended.done():
             await asyncio.sleep(0.001)  # its socket is connected, and in a moment attached
         shutil.rmtree(self._folder, ignore_errors=True)
         return message
