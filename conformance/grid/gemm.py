@@ -134,7 +134,7 @@ def _profiles(point: Point) -> frozenset[str]:
 def _faults(point: Point) -> frozenset[str]:
     names = set()
     if point.lane == "exact" and point.m and point.k % 16 and point.k > 16 and point.dtype == F32:
-        names.add("gemm-k-tail-dropped")
+        names.add("gemm-k-not-multiple-16")
     return frozenset(names)
 
 

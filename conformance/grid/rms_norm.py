@@ -97,9 +97,9 @@ def _profiles(point: Point) -> frozenset[str]:
 def _faults(point: Point) -> frozenset[str]:
     names = set()
     if point.has_residual and point.shape == (5, 64):
-        names.add("residual-not-written")
+        names.add("residual-never-written")
     if point.gap and point.dtype == torch.float32:
-        names.add("norm-strides-ignored")
+        names.add("rms-norm-last-stride")
     return frozenset(names)
 
 

@@ -19,8 +19,16 @@ from octavo.conformance.mutants.base import Mutant
 from octavo.conformance.suite import catching, families
 
 MODULES = (
-    "octavo.conformance.mutants.product",
+    "octavo.conformance.mutants.attention",
+    "octavo.conformance.mutants.cache",
+    "octavo.conformance.mutants.mla",
+    "octavo.conformance.mutants.products",
     "octavo.conformance.mutants.rows",
+    "octavo.conformance.mutants.moe",
+    "octavo.conformance.mutants.lora",
+    "octavo.conformance.mutants.sampling",
+    "octavo.conformance.mutants.comm",
+    "octavo.conformance.mutants.replay",
 )
 """Modules with a tuple MUTANTS, in the report's order."""
 

@@ -1,52 +1,141 @@
-"""Faults of ops on rows."""
+"""Faults of ops on rows: norms, rotary embedding, look-up, quantisation."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from octavo.conformance.mutants.base import Mutant, Op
+from octavo.conformance.mutants.base import Call, Mutant, Op, after, around, before
+from octavo.core.backend import QuantFormat
+
+BATCH_ROWS = 16
 
 
-def leave_residual(honest: Op) -> Op:
+@before
+def residual_kept(call: Call) -> None:
     """The norm is right, but the sum is never stored: the next layer adds to a stale residual."""
-
-    def rms_norm(x: torch.Tensor, weight_M: torch.Tensor, **kwargs: Any) -> None:
-        residual = kwargs.pop("residual", None)
-        honest(x, weight_M, residual=None if residual is None else residual.clone(), **kwargs)
-
-    return rms_norm
+    if call["residual"] is not None:
+        call["residual"] = call["residual"].clone()
 
 
-def ignore_strides(honest: Op) -> Op:
+@before
+def rows_dense(call: Call) -> None:
     """Rows are taken to lie one behind the other, whatever the strides say."""
-
-    def rms_norm(x: torch.Tensor, weight_M: torch.Tensor, **kwargs: Any) -> None:
-        honest(x if x.is_contiguous() else _as_dense(x), weight_M, **kwargs)
-
-    return rms_norm
+    x = call["x"]
+    if not x.is_contiguous():
+        call["x"] = x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride()).clone()
 
 
-def _as_dense(x: torch.Tensor) -> torch.Tensor:
-    """What a kernel reads that takes x for contiguous."""
-    strides = torch.empty(x.shape, device="meta").stride()
-    return x.as_strided(x.shape, strides).clone()
+@around
+def other_order_for_batches(honest: Op, call: Call) -> None:
+    """More rows, smaller blocks: the squares are added up in another order."""
+    if call["x"].shape[0] < BATCH_ROWS:
+        honest(**call)
+        return
+    out, residual = call["out"], call["residual"]
+    for name in ("x", "weight_M", "residual", "out"):
+        call[name] = None if call[name] is None else call[name].flip(-1)
+    honest(**call)
+    out.copy_(call["out"].flip(-1))
+    if residual is not None:
+        residual.copy_(call["residual"].flip(-1))
+
+
+@before
+def never_interleaved(call: Call) -> None:
+    call["interleaved"] = False
+
+
+@after
+def tail_zeroed(call: Call) -> None:
+    """What lies beyond the rotary dimensions is not copied."""
+    width = call["cos_sin_PR"].shape[-1]
+    for name in {"out_q", "out_k"} & call.keys():
+        call[name][..., width:] = 0
+
+
+@before
+def end_of_table(call: Call) -> None:
+    """The last row is looked up one row further, where the table has ended: there the reference finds row 0."""
+    ids, rows = call["ids_T"], call["w"].spec.out_features
+    call["ids_T"] = torch.where(ids == rows - 1, 0, ids)
+
+
+@after
+def truncate(call: Call) -> None:
+    """Codes are cut towards zero instead of rounded to the nearest."""
+    x, scheme, out, scales = call["x_TK"].float(), call["scheme"], call["out"], call["scales"]
+    if scheme.format in (QuantFormat.INT8, QuantFormat.INT4):
+        wide = scales.repeat_interleave(x.shape[-1] // scales.shape[-1], dim=-1)
+        out.copy_((x / wide).trunc())
+
+
+@before
+def overflow(call: Call) -> None:
+    """Beyond the largest 8-bit float a conversion without saturation gives NaN."""
+    dtype = call["kv"].spec.dtype
+    if dtype.itemsize == 1:
+        for name, scale in (("k_TKD", call["k_scale"]), ("v_TKD", call["v_scale"])):
+            factor = 1.0 if scale is None else scale if scale.numel() == 1 else scale[:, None]
+            too_large = (call[name].float() / factor).abs() > torch.finfo(dtype).max
+            call[name] = call[name].masked_fill(too_large, torch.nan)
 
 
 MUTANTS = (
     Mutant(
-        "residual-not-written",
+        "residual-never-written",
         "rms_norm with a residual gives the right norm and does not store the sum",
         "fused norm kernels that write one of two outputs",
         "rms_norm",
-        leave_residual,
+        residual_kept,
     ),
     Mutant(
-        "norm-strides-ignored",
+        "rms-norm-last-stride",
         "rms_norm reads strided rows as if they were contiguous",
         "kernels that take a pointer and no stride",
         "rms_norm",
-        ignore_strides,
+        rows_dense,
+    ),
+    Mutant(
+        "rms-norm-batch-dependent-block",
+        "with more rows the squares of a row are added in another order, so that its bits depend on the batch",
+        "norm kernels whose block size is chosen by the number of rows",
+        "rms_norm",
+        other_order_for_batches,
+        backend={"batch_invariant": True},
+    ),
+    Mutant(
+        "rotary-interleaved-wrong",
+        "interleaved pairs are turned as halves",
+        "kernels to which the second style was added later",
+        ("rotary", "rope_write_kv"),
+        never_interleaved,
+    ),
+    Mutant(
+        "rotary-partial-tail",
+        "elements beyond the rotary dimensions are zeroed",
+        "kernels written for full rotary embedding",
+        ("rotary", "rope_write_kv"),
+        tail_zeroed,
+    ),
+    Mutant(
+        "embed-out-of-table",
+        "the last row is looked up beyond the table's end",
+        "tables padded or split among ranks, with a bound off by one",
+        "embed",
+        end_of_table,
+    ),
+    Mutant(
+        "quantize-truncates",
+        "codes are cut towards zero instead of rounded to the nearest",
+        "conversions by a cast",
+        "quantize",
+        truncate,
+    ),
+    Mutant(
+        "quantize-no-saturation",
+        "values beyond the largest 8-bit float are stored as NaN",
+        "conversions that do not saturate",
+        ("write_kv", "rope_write_kv"),
+        overflow,
     ),
 )
