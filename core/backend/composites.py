@@ -1,7 +1,7 @@
 """How a fused op is taken apart when a backend has no fusion of its own.
 
     gemm      norm | product | bias | gate | residual | quantize or argmax
-              each step peels one thing: the norm in front, or the last of the epilogue
+              each step peels one thing: the norm in front, the last of the epilogue, or the weight's quantisation
     rope_write_kv      rotary, write_kv
     all_reduce_norm    all_reduce of the communicator, rms_norm
     rms_norm+residual  add, rms_norm
@@ -112,6 +112,11 @@ def _peel_gemm(spec: GemmSpec) -> Iterator[Decomposition]:
         )
     elif spec.bias:
         yield Decomposition((("gemm", replace(spec, bias=False)),), lambda parts, _: _GemmThenBias(parts[0]))
+    scheme = spec.weight.scheme
+    if scheme is not None and scheme.activation is None:
+        # Dequantised as it is placed, and kept in the activations' dtype.
+        plain = replace(spec.weight, scheme=None, dtype=spec.x_dtype)
+        yield Decomposition((("gemm", replace(spec, weight=plain)),), lambda parts, _: parts[0])
     if spec.norm:
         norm = RowSpec(spec.weight.in_features, spec.x_dtype)
         yield Decomposition(

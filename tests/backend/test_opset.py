@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from octavo.core.backend import (
     OpSpec,
     PlainWeight,
     QuantFormat,
+    QuantizedTensor,
     QuantScheme,
     ReferenceOps,
     RowSpec,
@@ -194,6 +196,23 @@ def test_a_gate_taken_off_a_product_leaves_a_plain_weight() -> None:
     gemm(x, w, out=got, epilogue=Epilogue(gate="gelu", residual=got))
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
     assert (type(w), w.spec.gated, ops.calls) == (Weight, False, ["gemm", "act_mul"])
+
+
+def test_a_quantised_weight_is_dequantised_for_a_product_over_plain_ones() -> None:
+    ops = PlainGemm()
+    ops._accept = lambda op, spec: op != "gemm" or spec.weight.scheme is None
+    scheme = QuantScheme(QuantFormat.INT4, 3, symmetric=False)
+    spec = GemmSpec(WeightSpec(8, 6, torch.bfloat16, scheme), torch.float32, torch.float32)
+    scales = rand(8, 2, dtype=torch.float32).abs()
+    part = QuantizedTensor(scheme, torch.arange(48).view(8, 6) % 16, scales, torch.arange(16.0).view(8, 2))
+    chosen, x, out = opset(ops), rand(3, 6, dtype=torch.float32), torch.empty(3, 8)
+    w = chosen.prepare_weight(spec)
+    w.place(part, 0)
+    chosen.bind("gemm", spec)(x, w, out=out)
+    torch.testing.assert_close(out, x @ part.dequantize().T)
+    assert (type(w), w.spec.scheme, w.spec.dtype) == (Weight, None, torch.float32)
+    quantised_activations = replace(spec, weight=replace(spec.weight, scheme=replace(scheme, activation=scheme.format)))
+    assert type(chosen.prepare_weight(quantised_activations)) is PlainWeight
 
 
 # -- composites -------------------------------------------------------------------------------------------------
