@@ -6,7 +6,7 @@
     reason = "one line, for the report"
 
 Strict: a name that is no case of the suite is an error, and a gap whose case passes is `xpass`, a failure, so that
-the file can only shrink truthfully.
+the file can only shrink truthfully. A case that passes on the reference ops is what notimpl says, and no pass.
 """
 
 from __future__ import annotations

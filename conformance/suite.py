@@ -16,6 +16,7 @@ from octavo.core.base.errors import ConfigError
 FAMILIES = (
     "octavo.conformance.grid.gemm",
     "octavo.conformance.grid.gemm_fused",
+    "octavo.conformance.grid.gemm_quant",
     "octavo.conformance.grid.rms_norm",
     "octavo.conformance.grid.rotary",
     "octavo.conformance.grid.act_mul",

@@ -112,7 +112,8 @@ def _summarize(result: CaseResult, findings: list[Finding]) -> None:
 def _apply_gap(result: CaseResult, gap: Gap | None) -> None:
     if gap is None:
         return
-    if result.status in BAD or result.status is Status.UNSUPPORTED:
+    is_missing = result.status is Status.FALLBACK and gap.kind is GapKind.NOTIMPL
+    if result.status in BAD or result.status is Status.UNSUPPORTED or is_missing:
         result.status = Status.WAIVED if gap.kind is GapKind.NEVER else Status.XFAIL
         result.detail = f"{gap.kind}: {gap.reason} ({result.detail})"
     else:

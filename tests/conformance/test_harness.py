@@ -12,7 +12,7 @@ import torch
 from octavo.conformance.case import Case
 from octavo.conformance.finding import Finding
 from octavo.conformance.gaps import Gap, GapKind
-from octavo.conformance.harness.host import HostBackend
+from octavo.conformance.harness.host import HostBackend, NoOps
 from octavo.conformance.harness.judge import judge
 from octavo.conformance.harness.result import Status
 from octavo.conformance.lanes.exact import exact
@@ -111,6 +111,9 @@ def test_gaps_turn_failures_into_xfail_and_passes_into_xpass() -> None:
     assert judge(case, zero, 1, gap=gap).status is Status.XFAIL
     assert judge(case, zero, 1, gap=Gap(NORM, GapKind.NEVER, "strides")).status is Status.WAIVED
     assert judge(case, HostBackend(), 1, gap=gap).status is Status.XPASS
+    missing = Gap(NORM, GapKind.NOTIMPL, "no kernel")
+    assert judge(case, HostBackend(NoOps()), 1, gap=missing).status is Status.XFAIL
+    assert judge(case, HostBackend(NoOps()), 1, gap=gap).status is Status.XPASS
 
 
 def case_of(trial: Trial, op: str = "act_mul", spec: Any = None) -> Case:
