@@ -21,6 +21,7 @@ FAMILIES = (
     "octavo.conformance.grid.rotary",
     "octavo.conformance.grid.act_mul",
     "octavo.conformance.grid.embed",
+    "octavo.conformance.grid.paged_attention",
 )
 """Modules with a function `cases() -> Iterable[Case]`, in the report's order."""
 
