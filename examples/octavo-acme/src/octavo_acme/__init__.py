@@ -1,0 +1,1 @@
+"""Acme, an accelerator that exists only here: a backend for Octavo that uses nothing but its public surface."""
