@@ -22,6 +22,7 @@ FAMILIES = (
     "octavo.conformance.grid.act_mul",
     "octavo.conformance.grid.embed",
     "octavo.conformance.grid.paged_attention",
+    "octavo.conformance.grid.program",
 )
 """Modules with a function `cases() -> Iterable[Case]`, in the report's order."""
 

@@ -103,7 +103,7 @@ def _points() -> Iterable[Point]:
         for m in (0, 1, 2, 3, 4, 7, 8, 16, 17, 63, 64, 65, 128):
             yield exact_at(m, 48, 100)
         yield exact_at(4096, 24, 40)
-        for k in (1, 2, 15, 16, 17, 31, 33, 127, 129, 255, 256, 257, 1000, 4099):
+        for k in (1, 2, 15, 16, 17, 31, 33, 48, 127, 129, 160, 255, 256, 257, 384, 1000, 4099):
             yield exact_at(5, 33, k)
         for n in (1, 15, 16, 31, 65, 257):
             yield exact_at(3, n, 96)
@@ -132,10 +132,24 @@ def _profiles(point: Point) -> frozenset[str]:
 
 
 def _faults(point: Point) -> frozenset[str]:
-    names = set()
-    if point.lane == "exact" and point.m and point.k % 16 and point.k > 16 and point.dtype == F32:
-        names.add("gemm-k-not-multiple-16")
-    return frozenset(names)
+    """Named by the exact lane in fp32, where nothing is left to rounding; fp16 overflows in fp16 alone."""
+    if point.lane != "exact" or not point.m:
+        return frozenset()
+    if point.dtype == F16:
+        return frozenset({"fp16-overflow-to-inf"} if point.k == 1000 else ())
+    if point.dtype != F32 or point.stored != F32 or point.gate or point.gap:
+        return frozenset()
+    names = {
+        "gemm-k-not-multiple-16": point.k in {17, 100, 257},
+        "gemm-k-not-multiple-32": point.k == 48,
+        "gemm-k-not-multiple-128": point.k == 160,
+        "gemm-k-not-multiple-256": point.k == 384,
+        "gemm-16-bit-accumulator": point.k in {100, 1000},
+        "gemm-bias-dropped": point.has_bias,
+        "gemm-residual-dropped": point.has_residual,
+        "gemm-row-tail-uninitialised": point.m in {17, 65},
+    }
+    return frozenset(name for name, is_named in names.items() if is_named)
 
 
 def build_exact(point: Point, draw: Draw) -> Trial:
