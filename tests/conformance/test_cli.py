@@ -1,0 +1,152 @@
+"""`octavo conform`: exit codes, the terminal table, narrowing, and calls that are wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.conformance.harness.host import HostBackend
+from octavo.conformance.harness.worker import BackendChoice
+from octavo.conformance.mutants.gate import Verdict
+from octavo.core.cli.main import main
+
+CASE = "rms_norm/float32-5x64"
+QUICK = ("--backend", "reference", "--in-process", "--seed", "7")
+
+
+def conform(*words: str) -> int:
+    return main(["conform", *words])
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every backend's norms are off by a tenth."""
+
+    class Loud:
+        def __init__(self, honest: Any) -> None:
+            self._honest = honest
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._honest, name)
+
+        def rms_norm(self, x: Any, weight_M: Any, **kwargs: Any) -> None:
+            self._honest.rms_norm(x, weight_M * 1.1, **kwargs)
+
+    def make(_: BackendChoice) -> HostBackend:
+        return HostBackend(Loud(HostBackend().ops))
+
+    monkeypatch.setattr("octavo.conformance.session.make_backend", make)
+
+
+def test_a_profile_that_is_met_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert conform(*QUICK, "--only", CASE) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^rms_norm +1 +own +pass 1 +[\d.e-]+ +" + re.escape(CASE), shown, re.MULTILINE)
+    assert shown.splitlines()[-1] == f"profile full ({CASE} only: no claim): met"
+
+
+def test_in_a_worker_process(capfd: pytest.CaptureFixture[str]) -> None:
+    assert conform("--backend", "cpu", "--only", CASE) == 0
+    shown = capfd.readouterr().out
+    assert "backend cpu (octavo" in shown
+    assert re.search(r"seed \d+, 1 cases", shown)
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_profile_that_is_not_met_ends_with_1_and_says_how_to_see_it_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert conform(*QUICK, "--only", CASE) == 1
+    captured = capsys.readouterr()
+    assert "NOT met, for 1 reasons" in captured.out
+    assert captured.out.splitlines()[-1] == f"again: octavo conform --backend reference --seed 7 --only {CASE}"
+    assert f"{CASE}: fail" in captured.err  # at once, while the others are still running
+
+
+def test_a_fallback_never_earns_gemm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert conform("--backend", "none", "--in-process", "--only", CASE) == 0
+    assert conform("--backend", "none", "--in-process", "--profile", "smoke", "--only", "gemm.exact/float32-m1-") == 1
+    assert "gemm.exact/float32-m1-n48-k100: fallback" in capsys.readouterr().out
+
+
+def test_reports_are_written_where_asked(tmp_path: Path) -> None:
+    page, data = tmp_path / "new" / "page.html", tmp_path / "report.json"
+    assert conform(*QUICK, "--only", CASE, "--json", str(data), "--html", str(page)) == 0
+    assert json.loads(data.read_text())["cases"][0]["id"] == CASE
+    assert CASE in page.read_text()
+
+
+def test_list_shows_profiles_and_cases(capsys: pytest.CaptureFixture[str]) -> None:
+    assert conform("list") == 0
+    assert re.search(r"^core +\d+ cases  what every backend must pass", capsys.readouterr().out, re.MULTILINE)
+    assert conform("list", "--profile", "smoke", "--only", "rms_norm") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(line.startswith("rms_norm/") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--backend", "nonesuch", "--only", CASE], "there is no backend 'nonesuch'"),
+        (["--profile", "corr", *QUICK], "profile 'corr' must be one of"),
+        (["--only", "nonesuch", *QUICK], "no case of profile full fits name nonesuch"),
+        (["--seed", "x"], "--seed is 'x'; give a whole number from 0"),
+        (["--timeout", "0"], "--timeout is '0'; give a number above 0"),
+        (["--backend-option", "x"], "--backend-option is 'x'; give KEY=VALUE"),
+        (["lisst"], "unknown action 'lisst'; did you mean 'list'?"),
+        (["verify"], "octavo conform verify REPORT: 0 arguments given"),
+        (["list", "--mutants"], "list and --mutants can't be had at once"),
+        (["verify", "/nonesuch.json"], "/nonesuch.json can't be read"),
+        (["--profiel", "core"], "unknown flag '--profiel'; did you mean '--profile'?"),
+        (["--html", "/proc/nonesuch/x.html", *QUICK, "--only", CASE], "can't be written"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_a_wrong_call_is_one_line_and_ends_with_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert conform(*words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_the_mutation_gate_prints_every_mutant_and_fails_for_one_that_escapes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fake(mutant: Any, _: int) -> Verdict:
+        caught = "" if mutant.name == names[0] else "family/point"
+        return Verdict(mutant=mutant.name, fault=mutant.fault, caught_by=caught, tried=2)
+
+    from octavo.conformance.mutants.gate import mutants
+
+    names = list(mutants())
+    monkeypatch.setattr("octavo.conformance.command.try_mutant", fake)
+    file = tmp_path / "gate.json"
+    assert conform("--mutants", "--seed", "5", "--json", str(file)) == 1
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == names
+    assert lines[0].endswith("ESCAPED 2 cases")
+    assert lines[1].endswith("caught by family/point")
+    assert last.startswith(f"{len(names) - 1}/{len(names)} mutants caught in")
+    assert json.loads(file.read_text())["seed"] == 5
+
+
+def test_a_timeout_costs_one_case_and_the_profile(capfd: pytest.CaptureFixture[str]) -> None:
+    assert conform("--backend", "reference", "--only", CASE, "--timeout", "0.000001") == 1
+    assert "timeout 1" in capfd.readouterr().out
+
+
+def test_the_command_line_reaches_the_suite_without_importing_it() -> None:
+    code = (
+        "import sys, octavo.core.cli.conform\n"
+        "sys.exit(any(m.startswith('octavo.conformance') or m == 'torch' for m in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": "src"}, timeout=60)

@@ -1,0 +1,273 @@
+"""The report: its schema, what it says of the run, and that nothing in it can break out of the page."""
+
+from __future__ import annotations
+
+import html.parser
+import importlib.resources
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.conformance import provenance, suite
+from octavo.conformance.finding import Finding
+from octavo.conformance.gaps import load_gaps
+from octavo.conformance.harness.result import CaseResult, Status
+from octavo.conformance.report import html as page
+from octavo.conformance.report import json as file
+from octavo.conformance.report import matrix, table
+from octavo.conformance.session import Settings, conform
+from octavo.conformance.version import must_pass_hash
+from octavo.core.backend import API_VERSION, BackendInfo
+from octavo.core.base.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def report() -> file.Report:
+    return conform(Settings(backend="reference", only="rms_norm/float32-5x", seed=11, in_process=True))
+
+
+def result(**changes: Any) -> CaseResult:
+    base: dict[str, Any] = {
+        "name": "gemm.exact/float32-m1",
+        "op": "gemm",
+        "axes": {"m": "1"},
+        "lanes": ("exact",),
+        "status": Status.PASS,
+        "implementation": "own",
+        "rerun": "octavo conform --only gemm.exact/float32-m1",
+    }
+    return CaseResult(**base | changes)
+
+
+def test_the_schema_that_is_checked_in_is_the_schema_of_the_code() -> None:
+    shipped = importlib.resources.files("octavo.conformance.report").joinpath("schema.json").read_text()
+    assert json.loads(shipped) == json.loads(msgspec.json.encode(file.schema())), (
+        "the report's structs have changed: raise SCHEMA_VERSION in conformance/report/json.py, then "
+        "octavo conform schema > conformance/report/schema.json"
+    )
+
+
+def test_a_report_fits_its_schema(report: file.Report) -> None:
+    """Field by field, by the schema as it is checked in."""
+    schema = json.loads((ROOT / "conformance/report/schema.json").read_text())
+    fits(json.loads(file.encode(report)), schema, schema["$defs"])
+
+
+def fits(value: Any, schema: dict[str, Any], defs: dict[str, Any]) -> None:
+    """The part of JSON schema that msgspec writes."""
+    if "$ref" in schema:
+        return fits(value, defs[schema["$ref"].rpartition("/")[2]], defs)
+    if "anyOf" in schema:
+        errors = []
+        for option in schema["anyOf"]:
+            try:
+                return fits(value, option, defs)
+            except AssertionError as error:
+                errors.append(error)
+        raise AssertionError(errors)
+    if "enum" in schema:
+        assert value in schema["enum"]
+        return None
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
+    if schema["type"] == "null":
+        assert value is None
+        return None
+    assert isinstance(value, kinds[schema["type"]]), (value, schema)
+    if schema["type"] == "array":
+        for item in value:
+            fits(item, schema.get("items", {"$ref": "any"}), defs)
+    if schema["type"] == "object":
+        known = schema.get("properties", {})
+        assert set(schema.get("required", [])) <= set(value)
+        for key, item in value.items():
+            assert key in known or isinstance(schema.get("additionalProperties"), dict), key
+            fits(item, known.get(key) or schema["additionalProperties"], defs)
+    return None
+
+
+def test_it_comes_back_as_it_was_written(report: file.Report) -> None:
+    assert file.decode(file.encode(report)) == report
+
+
+def test_it_says_what_was_run_on_what(report: file.Report) -> None:
+    run = report.run
+    assert (run.seed, run.backend, run.profile, run.only) == (11, "reference", "full", "rms_norm/float32-5x")
+    assert run.plug_in.distribution == "octavo"
+    assert run.device.name == run.capabilities.device_name == "host"
+    assert set(run.must_pass) >= {"core", "smoke"}
+    assert all(len(digest) == 16 for digest in run.must_pass.values())
+    case = report.cases[0]
+    assert case.rerun == f"octavo conform --backend reference --seed 11 --only {case.id}"
+    assert 0 < float(case.share or 0) <= 1
+
+
+def test_where_a_source_tree_is_tracked_its_commit_is_named() -> None:
+    info = BackendInfo(
+        name="cpu",
+        api_version=API_VERSION,
+        distribution="nonesuch",
+        probe="octavo.backends.cpu.probe:probe",
+        factory="octavo.backends.cpu.device:CpuBackend",
+    )
+    if not (ROOT / ".git").exists():
+        pytest.skip("this copy is no checkout")
+    found = provenance.plug_in(info)
+    assert found.git is not None
+    assert len(found.git) == 40
+    assert found.dirty in (True, False)
+    assert found.version is found.record_sha256 is None
+
+
+def test_an_installed_package_is_named_by_its_record() -> None:
+    info = BackendInfo(name="x", api_version=1, distribution="pytest", probe="pytest:x", factory="pytest:x")
+    found = provenance.plug_in(info)
+    assert found.version == pytest.__version__
+    assert found.record_sha256 is not None
+    assert len(found.record_sha256) == 64
+    assert found.git is None
+
+
+def test_infinite_and_undefined_errors_survive_as_text() -> None:
+    for bad in (math.inf, math.nan):
+        case = file.entry(result(share=bad, status=Status.FAIL))
+        assert case.share == "inf"
+        assert case.worst == math.inf
+        assert msgspec.json.decode(msgspec.json.encode(case), type=file.Entry) == case
+
+
+def test_the_error_beside_a_plain_implementation_is_kept() -> None:
+    findings = [Finding(lane="statistical", output="out", compared=9, share=0.5, plain=p) for p in (1.25, None, 0.5)]
+    assert file.entry(result(findings=findings)).plain == 1.25
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"not json", "is no report of"),
+        (b'{"schema_version": 99}', "has schema version 99, not 1"),
+        (b'{"schema_version": 1}', "is no report of"),
+    ],
+)
+def test_what_is_no_report_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        file.decode(data)
+
+
+def test_unknown_fields_are_refused(report: file.Report) -> None:
+    document = json.loads(file.encode(report)) | {"surprise": 1}
+    with pytest.raises(ConfigError, match="surprise"):
+        file.decode(json.dumps(document).encode())
+
+
+def test_the_table_names_the_worst_case_of_each_op(report: file.Report) -> None:
+    cases = [
+        file.entry(result(name="a/1", share=0.2)),
+        file.entry(result(name="a/2", share=0.9, status=Status.FALLBACK, implementation="fallback")),
+    ]
+    (summary,) = table.by_op(cases)
+    assert summary.worst is not None
+    assert (summary.worst[0], summary.worst[1].id) == (0.9, "a/2")
+    assert "rms_norm" in table.render(report)
+
+
+class Links(html.parser.HTMLParser):
+    """Tags and addresses of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+def test_the_page_needs_nothing_else_and_escapes_what_a_plug_in_says(report: file.Report) -> None:
+    evil = file.entry(
+        result(detail="<script>alert(1)</script>", status=Status.FAIL, axes={"<b>": "<i>"}, share=math.inf)
+    )
+    text = page.render(msgspec.structs.replace(report, cases=[*report.cases, evil]))
+    links = Links()
+    links.feed(text)
+    assert not {"script", "b><", "i", "link", "img"} & links.tags
+    assert links.addresses == []
+    assert "&lt;script&gt;" in text
+    assert "light-dark(" in text
+
+
+def test_the_page_has_a_cell_for_each_value_of_each_axis(report: file.Report) -> None:
+    (block,) = page.blocks(report.cases)
+    assert block.summary.op == "rms_norm"
+    widths = [cell.value for cell in block.axes["width"]]
+    assert widths == sorted(widths, key=int)
+    assert sum(cell.cases for cell in block.axes["width"]) == len(report.cases)
+    assert {cell.mood for cell in block.axes["width"]} == {"good"}
+
+
+def test_the_matrix_goes_between_its_markers_and_nowhere_else(report: file.Report) -> None:
+    document = f"before\n{matrix.begin('reference')}\nold\n{matrix.END}\nafter {matrix.END}\n"
+    text = matrix.replaced(document, report, "x.md")
+    assert text.startswith(f"before\n{matrix.begin('reference')}\nProfile `full`")
+    assert text.endswith(f"{matrix.END}\nafter {matrix.END}\n")
+    assert "old" not in text
+    assert "| `rms_norm` | own " in text
+    with pytest.raises(ConfigError, match="has no line <!-- conformance matrix: reference -->"):
+        matrix.replaced("nothing", report, "x.md")
+
+
+def test_the_documented_matrix_has_a_row_for_every_op_of_core() -> None:
+    text = (ROOT / "docs/conformance.md").read_text()
+    part = text.partition(matrix.begin("cpu"))[2].partition(matrix.END)[0]
+    rows = {line.split("`")[1] for line in part.splitlines() if line.startswith("| `")}
+    facts = conform(Settings(backend="cpu", only="rms_norm/float32-5x64", in_process=True)).run.capabilities
+    wanted = {c.op for c in suite.select("core") if c.requires(facts) is None}
+    assert matrix.HEADER in part
+    assert rows == wanted, (
+        "stale: `make conform`, then octavo conform matrix build/conform-cpu.json docs/conformance.md"
+    )
+
+
+def test_a_hash_changes_with_a_profile_s_cases_and_not_with_their_order() -> None:
+    cases = list(suite.families().values())
+    core = suite.PROFILES["core"]
+    assert must_pass_hash(core, cases) == must_pass_hash(core, cases[::-1])
+    assert must_pass_hash(core, cases) != must_pass_hash(core, cases[1:])
+
+
+def plug_in_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gaps: str | None) -> BackendInfo:
+    package = tmp_path / "acme_for_gaps"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "device.py").write_text("raise RuntimeError('the backend must not be imported for its gaps')\n")
+    if gaps is not None:
+        (package / "gaps.toml").write_text(gaps)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "acme_for_gaps", raising=False)
+    where = "acme_for_gaps.device"
+    return BackendInfo(name="acme", api_version=1, distribution="acme", probe=f"{where}:p", factory=f"{where}:f")
+
+
+def test_gaps_are_read_from_the_backend_s_own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '[[gap]]\ncase = "rms_norm/float32-5x64"\nkind = "notyet"\nreason = "wrong"\n'
+    info = plug_in_with(tmp_path, monkeypatch, text)
+    assert set(load_gaps(info, suite.families().values())) == {"rms_norm/float32-5x64"}
+
+
+def test_a_gap_that_names_no_case_is_an_error_that_names_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = plug_in_with(tmp_path, monkeypatch, '[[gap]]\ncase = "no/such"\nkind = "never"\nreason = "r"\n')
+    with pytest.raises(ConfigError, match=r"gaps.toml of acme_for_gaps: case 'no/such' is none of the suite"):
+        load_gaps(info, suite.families().values())
+
+
+def test_a_backend_without_the_file_has_no_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_gaps(plug_in_with(tmp_path, monkeypatch, None), suite.families().values()) == {}

@@ -1,0 +1,90 @@
+"""The false-alarm gate: honest variants pass, whatever the seed; and a variant that isn't honest is noticed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from octavo.conformance import suite
+from octavo.conformance.variants import attention, product
+from octavo.conformance.variants.base import Variant
+from octavo.conformance.variants.gate import VARIANTS, try_variant
+from octavo.core.backend.reference.attention import Rule
+from octavo.core.backend.reference.attention import attend as plain_attend
+
+IS_NIGHTLY = os.environ.get("OCTAVO_NIGHTLY") == "1"
+SEEDS = range(100, 120) if IS_NIGHTLY else range(100, 103)
+PROFILE = "core" if IS_NIGHTLY else "tiny"
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
+def test_no_false_alarm(variant: Variant) -> None:
+    verdicts = [try_variant(variant, seed, PROFILE) for seed in SEEDS]
+    assert [alarm for verdict in verdicts for alarm in verdict.alarms] == []
+    assert all(verdict.tried for verdict in verdicts)
+
+
+def test_every_op_with_an_accumulator_has_variants() -> None:
+    concerned = {op for variant in VARIANTS for op in variant.concerns}
+    assert (
+        {"gemm", "paged_attention", "rms_norm"}
+        <= concerned
+        <= {case.op for case in suite.families().values()}
+        | {
+            "attention",
+            "grouped_gemm",
+            "lora_gemm",
+        }
+    )
+
+
+def test_an_accumulator_that_is_not_declared_raises_an_alarm() -> None:
+    (honest,) = [v for v in VARIANTS if v.name == "gemm-fp22"]
+    silent = Variant("silent", "fp22, declared as fp32", honest.concerns, honest.ops)
+    assert try_variant(silent, 100, "tiny", only="gemm").alarms
+
+
+def test_rounding_to_tf32_is_to_nearest_even() -> None:
+    unit = 2.0**-10
+    x = torch.tensor([1 + unit / 2, 1 + 3 * unit / 2, 1 + unit / 2 + 2**-20, -1 - unit])
+    one = torch.ones(1, 1)
+    got = torch.stack([product.tf32(v.view(1, 1), one) for v in x]).flatten()
+    assert got.tolist() == [1.0, 1 + 2 * unit, 1 + unit, -1 - unit]
+
+
+def test_truncation_is_toward_zero() -> None:
+    x, one = torch.tensor([[1 + 2.0**-5, -1 - 2.0**-5]]), torch.ones(1, 2)
+    assert product.truncating(x[:, :1], one[:, :1], bits=5).item() == 1.0
+    assert product.truncating(x[:, 1:], one[:, 1:], bits=5).item() == -1.0
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        attention.Scheme(block=8, splits=3, order="shuffled"),
+        attention.Scheme(block=17),
+        attention.Scheme(block=16, splits=16, order="back"),
+    ],
+    ids=str,
+)
+def test_attention_in_blocks_is_attention(scheme: attention.Scheme) -> None:
+    """Against the reference's one-piece softmax, in fp32, with every feature on."""
+    generator = torch.Generator().manual_seed(1)
+    q = torch.randn(6, 4, 16, generator=generator)
+    k, v = torch.randn(2, 70, 2, 16, generator=generator)
+    sinks, slopes = torch.randn(4, generator=generator), torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    rule = Rule(0.25, window=40, softcap=30.0, sinks_H=sinks, alibi_slopes_H=slopes)
+    want, want_lse = plain_attend(q, k, v, rule, first_row=64, first_key=0)
+    got, lse = attention.attend(q, k, v, rule, scheme, first_row=64, first_key=0)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse, want_lse, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_that_sees_no_key_gives_zero() -> None:
+    q, k, v = torch.randn(2, 2, 8), torch.randn(0, 1, 8), torch.randn(0, 1, 8)
+    rule = Rule(1.0, sinks_H=torch.zeros(2))
+    out, lse = attention.attend(q, k, v, rule, attention.Scheme(splits=2), first_row=0, first_key=0)
+    assert not out.any()
+    assert bool((lse == -torch.inf).all())
