@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from octavo.conformance.mutants.base import Call, Mutant, Op, after, around, before
@@ -65,19 +67,41 @@ def truncate(call: Call) -> None:
     """Codes are cut towards zero instead of rounded to the nearest."""
     x, scheme, out, scales = call["x_TK"].float(), call["scheme"], call["out"], call["scales"]
     if scheme.format in (QuantFormat.INT8, QuantFormat.INT4):
-        wide = scales.repeat_interleave(x.shape[-1] // scales.shape[-1], dim=-1)
-        out.copy_((x / wide).trunc())
+        out.copy_((x / _per_element(scales, x.shape[-1])).trunc())
 
 
-@before
-def overflow(call: Call) -> None:
-    """Beyond the largest 8-bit float a conversion without saturation gives NaN."""
+@around
+def no_saturation(honest: Op, call: Call) -> None:
+    """Beyond the largest code an 8-bit float becomes NaN, and an integer starts again at the other end."""
+    if "scheme" in call:
+        honest(**call)
+        _overflow_codes(call)
+        return
     dtype = call["kv"].spec.dtype
-    if dtype.itemsize == 1:
-        for name, scale in (("k_TKD", call["k_scale"]), ("v_TKD", call["v_scale"])):
-            factor = 1.0 if scale is None else scale if scale.numel() == 1 else scale[:, None]
-            too_large = (call[name].float() / factor).abs() > torch.finfo(dtype).max
-            call[name] = call[name].masked_fill(too_large, torch.nan)
+    for name, scale in (("k_TKD", call["k_scale"]), ("v_TKD", call["v_scale"])) if dtype.itemsize == 1 else ():
+        factor = 1.0 if scale is None else scale if scale.numel() == 1 else scale[:, None]
+        call[name] = call[name].masked_fill(_overflows(call[name].float() / factor, dtype), torch.nan)
+    honest(**call)
+
+
+def _overflow_codes(call: Call) -> None:
+    out = call["out"]
+    quotient = call["x_TK"].float() / _per_element(call["scales"], out.shape[-1])
+    if out.dtype == torch.int8:
+        codes = quotient.round().long()
+        out.copy_(torch.where(codes.abs() > 127, (codes + 128) % 256 - 128, out))
+    else:
+        out.copy_(torch.where(_overflows(quotient, out.dtype), torch.nan, out.float()))
+
+
+def _overflows(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is nearer to the number that would come after the largest one."""
+    info = torch.finfo(dtype)
+    return x.abs() > info.max + info.eps / 2 * 2 ** int(math.log2(info.max))
+
+
+def _per_element(scales: torch.Tensor, width: int) -> torch.Tensor:
+    return scales.repeat_interleave(width // scales.shape[-1], dim=-1)
 
 
 MUTANTS = (
@@ -133,9 +157,9 @@ MUTANTS = (
     ),
     Mutant(
         "quantize-no-saturation",
-        "values beyond the largest 8-bit float are stored as NaN",
+        "values beyond the largest code become NaN in 8-bit floats, and start again at the other end in integers",
         "conversions that do not saturate",
-        ("write_kv", "rope_write_kv"),
-        overflow,
+        ("quantize", "write_kv", "rope_write_kv"),
+        no_saturation,
     ),
 )
