@@ -97,7 +97,8 @@ def _overflow_codes(call: Call) -> None:
 def _overflows(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What is nearer to the number that would come after the largest one."""
     info = torch.finfo(dtype)
-    return x.abs() > info.max + info.eps / 2 * 2 ** int(math.log2(info.max))
+    half_a_step: float = info.eps / 2 * 2 ** int(math.log2(info.max))
+    return x.abs() > info.max + half_a_step
 
 
 def _per_element(scales: torch.Tensor, width: int) -> torch.Tensor:
