@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,9 @@ SECONDS = 60.0
 class Serve:
     """One run of `octavo serve`, in a session and a temporary folder of its own."""
 
-    def __init__(self, model: str, *flags: str, port: int = 0, environ: dict[str, str] | None = None) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="t-"))
-        self._log = self.folder.with_suffix(".log")
+    def __init__(self, folder: Path, model: str, *flags: str, port: int = 0) -> None:
+        self.folder, self._log = folder / "tmp", folder / "log"
+        self.folder.mkdir()
         paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "octavo.core.cli.main", "serve", model, *FLAGS, "--port", str(port), *flags]
         with self._log.open("wb") as log:
@@ -42,7 +43,7 @@ class Serve:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env=os.environ | {"PYTHONPATH": paths, "TMPDIR": str(self.folder)} | (environ or {}),
+                env=os.environ | {"PYTHONPATH": paths, "TMPDIR": str(self.folder)},
             )
         self.process = psutil.Process(self._popen.pid)
         self.engine: psutil.Process | None = None
@@ -94,14 +95,16 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 def serve(chain_model: Path) -> Iterator[Callable[..., Serve]]:
     """Starts servers, of the chain model unless told otherwise."""
     started: list[Serve] = []
+    with ExitStack() as folders:
 
-    def start(*flags: str, model: str | None = None, **options: Any) -> Serve:
-        started.append(Serve(model or str(chain_model), *flags, **options))
-        return started[-1]
+        def start(*flags: str, model: str | None = None, port: int = 0) -> Serve:
+            folder = folders.enter_context(tempfile.TemporaryDirectory(prefix="t-"))  # short, for the sockets in it
+            started.append(Serve(Path(folder), model or str(chain_model), *flags, port=port))
+            return started[-1]
 
-    yield start
-    for each in started:
-        each.end()
+        yield start
+        for each in started:
+            each.end()
 
 
 def stream(client: httpx.Client, **fields: Any) -> Any:
