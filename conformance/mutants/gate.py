@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from octavo.conformance.case import Case
+from octavo.conformance.facts import Facts
 from octavo.conformance.harness.judge import judge
 from octavo.conformance.harness.result import Status
 from octavo.conformance.mutants.base import Mutant
@@ -74,10 +75,13 @@ def unknown_faults(cases: Iterable[Case], known: Iterable[str]) -> dict[str, lis
 
 
 def try_mutant(mutant: Mutant, seed: int, cases: Iterable[Case] | None = None) -> Verdict:
-    """Run the cases that name a mutant until one fails."""
+    """Run the cases that name a mutant, and concern its backend, until one fails."""
     verdict = Verdict(mutant=mutant.name, fault=mutant.fault)
     backend = mutant.make()
+    facts = Facts.of(backend.capabilities)
     for case in catching(mutant.name, families().values() if cases is None else cases):
+        if case.requires(facts) is not None:
+            continue
         verdict.tried += 1
         result = judge(case, backend, seed)
         if result.status is Status.FAIL:
