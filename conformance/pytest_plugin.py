@@ -4,7 +4,7 @@
              └── then, and only then, pytest_suite.py with its options and fixtures
 
 pytest reads the command line's options before it looks into the packages that are named there, so a conftest.py in this
-package would come too late. Where Octavo is not installed, only on the path: pytest -p octavo.conformance.pytest_plugin.
+package would come too late. Where Octavo is on the path but not installed: pytest -p octavo.conformance.pytest_plugin.
 """
 
 from __future__ import annotations

@@ -14,13 +14,14 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from octavo.conformance import suite
 from octavo.conformance.case import Case
 from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import Gap, load_gaps
-from octavo.conformance.harness.result import CaseResult
+from octavo.conformance.harness.result import CaseResult, Status
 from octavo.conformance.harness.worker import BackendChoice, InProcess, Runner, WorkerPool, make_backend, run_cases
 from octavo.conformance.profiles import PROFILES
 from octavo.conformance.provenance import plug_in, software
@@ -32,7 +33,7 @@ BUILT_IN = ("reference", "none")
 """Backends of the suite itself, which no registry knows."""
 
 Progress = Callable[[CaseResult, int, int], None]
-"""Told of every case that has ended: its result, its number, and how many there are at most."""
+"""Told of every case that has ended: its result, its number, and how many there are."""
 
 
 def fresh_seed() -> int:
@@ -92,11 +93,12 @@ def backend_info(name: str) -> BackendInfo:
     return BackendRegistry.discover().choose(name)
 
 
-def open_runner(settings: Settings, name: str) -> Runner:
+def open_runner(settings: Settings, name: str, *, num_threads: int | None = None) -> Runner:
     """A Runner of the named backend. Raises OctavoError when it can't be made."""
     choice = BackendChoice(
         name=name,
         options=settings.options,
+        num_threads=num_threads,
         deterministic=PROFILES[settings.profile_name].needs_determinism,
         strict=settings.strict,
     )
@@ -111,11 +113,11 @@ def conform(settings: Settings, progress: Progress | None = None) -> Report:
     info = backend_info(settings.backend)
     gaps = load_gaps(info, suite.families().values())
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-    runner = open_runner(settings, info.name)
-    try:
+    with closing(open_runner(settings, info.name)) as runner:
         results, not_applicable = measured(runner, cases, settings, gaps=gaps, progress=progress)
-    finally:
-        runner.close()
+    if PROFILES[settings.profile_name].needs_determinism and runner.facts.batch_invariant:
+        with closing(open_runner(settings, info.name, num_threads=1)) as alone:
+            compare_threads(alone, cases, results, settings.seed)
     run = Run(
         suite_version=SUITE_VERSION,
         spec_version=SPEC_VERSION,
@@ -154,16 +156,28 @@ def measured(
     extra = "".join(f" --backend-option {shlex.quote(f'{k}={v}')}" for k, v in settings.options.items())
     if PROFILES[settings.profile_name].needs_determinism:
         extra += f" --profile {settings.profile_name}"
-    done = 0
+    done, total = 0, sum(case.requires(runner.facts) is None for case in cases)
 
     def ended(result: CaseResult) -> None:
         nonlocal done
         done += 1
         result.rerun += extra
         if progress is not None:
-            progress(result, done, len(cases))
+            progress(result, done, total)
 
     return run_cases(runner, cases, settings.seed, gaps=gaps, on_result=ended)
+
+
+def compare_threads(alone: Runner, cases: Sequence[Case], results: Sequence[CaseResult], seed: int) -> None:
+    """Fail what has other bits on the runner's one thread than it had on the backend's own choice of threads."""
+    known = {case.name: case for case in cases}
+    for result in results:
+        if result.status not in (Status.PASS, Status.FALLBACK):
+            continue
+        again = alone.run(known[result.name], seed)
+        if again.digest != result.digest:
+            result.status = Status.FAIL
+            result.detail = f"other bits on one thread ({again.status}: {again.detail or 'within its bound'})"
 
 
 def must_pass() -> dict[str, str]:

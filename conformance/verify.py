@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from octavo.conformance import suite
@@ -62,12 +63,9 @@ def verify(report: Report, share: float, progress: Progress | None = None, *, in
     )
     info = backend_info(run.backend)
     gaps = load_gaps(info, suite.families().values())
-    runner = open_runner(settings, info.name)
-    try:
+    with closing(open_runner(settings, info.name)) as runner:
         results, not_applicable = measured(runner, cases, settings, gaps=gaps, progress=progress)
         notes = _notes(report, info, runner.facts)
-    finally:
-        runner.close()
     again = {result.name: entry(result) for result in results}
     differences = [f"{name}: in the report, and not for this backend: {why}" for name, why in not_applicable.items()]
     for known in sample:

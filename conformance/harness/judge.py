@@ -40,6 +40,7 @@ def assess(
         status, detail = _verdict(outcome, problems)
     result = describe(case, status, detail, seed, backend_name)
     result.implementation, result.ops, result.seconds = outcome.implementation, outcome.ops, outcome.seconds
+    result.digest = outcome.digest
     _summarize(result, findings)
     _apply_gap(result, gap)
     return result

@@ -8,6 +8,7 @@ Both are msgspec structs: they cross a process border or go to a file without pi
 from __future__ import annotations
 
 import enum
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -99,6 +100,17 @@ class Outcome(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
 
     @property
+    def digest(self) -> str:
+        """Of all bits of the first attempt's outputs; empty when there are none."""
+        if not self.attempts:
+            return ""
+        digest = hashlib.sha256()
+        for name, x in sorted(self.attempts[0].items()):
+            digest.update(f"{name} {x.dtype} {x.shape} ".encode())
+            digest.update(x.data)
+        return digest.hexdigest()
+
+    @property
     def has_fallback_kernel(self) -> bool:
         """Whether a product or paged attention inside a composite runs on the reference."""
         return any(f"{op}:fallback" in self.ops for op in OWN_KERNELS)
@@ -112,6 +124,7 @@ class CaseResult(msgspec.Struct, kw_only=True, omit_defaults=False):
         worst_index, worst_output: where `share` was found.
         detail: one line: what failed, or why it is not the backend's own.
         rerun: a command line that runs this case alone, with this seed.
+        digest: of the outputs' bits, to compare runs.
     """
 
     name: str
@@ -130,3 +143,4 @@ class CaseResult(msgspec.Struct, kw_only=True, omit_defaults=False):
     findings: list[Finding] = []
     seconds: float = 0.0
     rerun: str = ""
+    digest: str = ""

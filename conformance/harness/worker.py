@@ -11,6 +11,7 @@ methods without a process, for mutants and quick runs.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import struct
@@ -230,6 +231,7 @@ def serve(connection: socket.socket) -> None:
     """The worker's whole life."""
     choice = msgspec.msgpack.decode(_receive(connection), type=BackendChoice)
     torch.set_num_threads(1)  # The backend brings its own threads; drawing small tensors needs none.
+    logging.getLogger("octavo").setLevel(logging.ERROR)  # What falls back is in every result.
     try:
         backend = make_backend(choice)
     except OctavoError as error:
