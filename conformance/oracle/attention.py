@@ -39,7 +39,7 @@ class Attended:
         out: [T, H, Dv]; lse: [T, H].
         weighted_rms, weighted_sum: Q = √Σp²v² and A = Σp|v|, [T, H, Dv].
         score_size: σ = max_j scale·Σ|q·k| over the keys seen, [T, H, 1].
-        value_per_mass: Σ|v| over the keys seen / Σexp(s - max), [T, H, Dv].
+        value_per_mass: Σ|v| over the keys seen / Σexp(s - max), max over scores and sink, [T, H, Dv].
         num_keys: keys seen, [T, 1, 1].
     """
 
@@ -127,46 +127,55 @@ def merge(
 def _rows(q: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule, span: tuple[int, int, int]) -> Attended:
     """Rows first .. end of a request of `num_rows` rows."""
     num_rows, first, end = span
-    num_heads, num_keys = q.shape[1], key.shape[0]
-    group = num_heads // key.shape[1]
+    num_keys = key.shape[0]
+    group = q.shape[1] // key.shape[1]
     seen_QL = visible(num_rows, num_keys, rule, first, end)
     q_HQD = q.double().transpose(0, 1)
     # A hidden key's value must not matter, NaN included: select before any arithmetic mixes it in.
     used_L11 = seen_QL.any(dim=0)[:, None, None]
-    k_HLD = torch.where(used_L11, key.double(), 0.0).repeat_interleave(group, dim=1).transpose(0, 1)
-    v_HLD = torch.where(used_L11, value.double(), 0.0).repeat_interleave(group, dim=1).transpose(0, 1)
-    scores = _scores(q_HQD, k_HLD, rule, num_keys - num_rows + first)
+    k_KDL = torch.where(used_L11, key.double(), 0.0).permute(1, 2, 0)
+    v_KLD = torch.where(used_L11, value.double(), 0.0).transpose(0, 1)
+    scores = _scores(q_HQD, k_KDL, rule, num_keys - num_rows + first)
     scores = torch.where(seen_QL, scores, -torch.inf)
-    sizes = torch.where(seen_QL, q_HQD.abs() @ k_HLD.abs().transpose(1, 2) * abs(rule.softmax_scale), 0.0)
+    sizes = torch.where(seen_QL, _per_kv_head(q_HQD.abs(), k_KDL.abs()) * abs(rule.softmax_scale), 0.0)
     top = scores.amax(dim=-1, keepdim=True) if num_keys else torch.full((*scores.shape[:2], 1), -torch.inf).double()
     is_empty = top == -torch.inf
     top = torch.where(is_empty, 0.0, top)
     mass = (scores - top).exp()
     total = mass.sum(dim=-1, keepdim=True)
+    lead = torch.zeros_like(top)  # of the sink before the best score, where it leads
     if rule.sinks_H is not None:
-        total = total + (rule.sinks_H.double()[:, None, None] - top).exp()
+        lead = rule.sinks_H.double()[:, None, None] - top
+        total = total + lead.exp()
     p = torch.where(is_empty, 0.0, mass / total)
     lse = torch.where(is_empty, -torch.inf, top + total.log())
-    sum_v = seen_QL.double() @ v_HLD.abs()
+    sum_v = (seen_QL.double() @ v_KLD.abs()).repeat_interleave(group, dim=0)
     found = Attended(
-        out=p @ v_HLD,
+        out=_per_kv_head(p, v_KLD),
         lse=lse[..., 0],
-        weighted_rms=(p.square() @ v_HLD.square()).sqrt(),
-        weighted_sum=p @ v_HLD.abs(),
+        weighted_rms=_per_kv_head(p.square(), v_KLD.square()).sqrt(),
+        weighted_sum=_per_kv_head(p, v_KLD.abs()),
         score_size=sizes.amax(dim=-1, keepdim=True) if num_keys else torch.zeros_like(top),
-        value_per_mass=torch.where(is_empty, 0.0, sum_v / total),
+        value_per_mass=torch.where(is_empty, 0.0, sum_v / total * lead.clamp(min=0).exp()),
         num_keys=seen_QL.sum(dim=-1).double()[None, :, None],
     )
     return replace(found, **{name: getattr(found, name).transpose(0, 1) for name in Attended.__dataclass_fields__})
 
 
-def _scores(q_HQD: torch.Tensor, k_HLD: torch.Tensor, rule: Rule, first_position: int) -> torch.Tensor:
-    scores = q_HQD @ k_HLD.transpose(1, 2) * rule.softmax_scale
+def _per_kv_head(x_HQA: torch.Tensor, y_KAB: torch.Tensor) -> torch.Tensor:
+    """x @ y [H, Q, B], where consecutive query heads share a KV head's y, which is never copied."""
+    num_kv_heads, rows = y_KAB.shape[0], x_HQA.shape[0] // y_KAB.shape[0] * x_HQA.shape[1]
+    product = x_HQA.reshape(num_kv_heads, rows, x_HQA.shape[2]) @ y_KAB
+    return product.reshape(*x_HQA.shape[:2], y_KAB.shape[2])
+
+
+def _scores(q_HQD: torch.Tensor, k_KDL: torch.Tensor, rule: Rule, first_position: int) -> torch.Tensor:
+    scores = _per_kv_head(q_HQD, k_KDL) * rule.softmax_scale
     if rule.softcap is not None:
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
     if rule.alibi_slopes_H is not None:
         rows = torch.arange(first_position, first_position + q_HQD.shape[1])
-        distance = torch.arange(k_HLD.shape[1])[None, :] - rows[:, None]
+        distance = torch.arange(k_KDL.shape[2])[None, :] - rows[:, None]
         scores = scores + rule.alibi_slopes_H.double()[:, None, None] * distance
     return scores
 
