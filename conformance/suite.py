@@ -29,6 +29,10 @@ FAMILIES = (
     "octavo.conformance.grid.all_reduce_norm",
     "octavo.conformance.grid.paged_attention",
     "octavo.conformance.grid.program",
+    "octavo.conformance.grid.attention",
+    "octavo.conformance.grid.merge_attention",
+    "octavo.conformance.grid.mla",
+    "octavo.conformance.grid.mla_parts",
 )
 """Modules with a function `cases() -> Iterable[Case]`, in the report's order."""
 

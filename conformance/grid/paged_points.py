@@ -230,8 +230,8 @@ def _needles() -> Iterator[Point]:
                         setting=Setting(4, 1, window=window), lane="needle", has_lse=False,
                         block_size=block)  # fmt: skip
         for context in (511, 513, 2047, 2049, 4096):
-            catches = ("last-token-dropped", "skipped-block") if (block, context) == (64, 513) else ()
-            yield _edge("long", ((2, context), (1, context - 1)), *catches,
+            dropped = ("last-token-dropped", "skipped-block") if (block, context) == (64, 513) else ()
+            yield _edge("long", ((2, context), (1, context - 1)), *dropped,
                         setting=Setting(2, 1), lane="needle", has_lse=False, block_size=block)  # fmt: skip
     yield _edge("long", ((8, 5000),), "only-first-4096-keys",
                 setting=Setting(4, 1), lane="needle", has_lse=False, block_size=256)  # fmt: skip

@@ -63,7 +63,8 @@ class Bench:
 
     def op(self, op: str, spec: OpSpec) -> Callable[..., Any]:
         """The op as the engine would call it. A KV layout in the spec is replaced by the backend's own."""
-        return self._opset.bind(op, self.localized(spec))
+        # Contiguous keys lie in no pool, whatever pools the trial has besides.
+        return self._opset.bind(op, spec if op == "attention" else self.localized(spec))
 
     def localized(self, spec: OpSpec) -> OpSpec:
         """The spec with the layout in which this backend keeps the trial's pools."""
