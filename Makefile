@@ -8,6 +8,8 @@ PIP_ARGS ?=
 MODEL    ?= smollm2
 PROMPT   ?= Why is the sky blue? Answer in two sentences.
 TESTS    ?= tests
+BACKEND  ?= cpu
+PROFILE  ?= core
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c requirements/cpu.lock $(PIP_ARGS)
@@ -18,7 +20,7 @@ SOURCES := pyproject.toml setup.py requirements/cpu.lock backends/cpu/native_bui
 
 export MODEL PROMPT # so that the shell, not make, quotes them
 .DEFAULT_GOAL := help
-.PHONY: help run test nightly parity lint bench wheel clean
+.PHONY: help run test nightly parity conform lint bench wheel clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -34,6 +36,10 @@ nightly: $(VENV)/.octavo-dev ## the tests with millions of random steps; takes h
 
 parity: $(VENV)/.octavo-dev ## compare 40 prompts of each demo model with Hugging Face's tokens; takes minutes
 	$(BIN)/python -m pytest -q -rP -m parity --timeout=0 tests/parity
+
+conform: $(VENV)/.octavo-run ## are BACKEND's numbers right? Profile PROFILE; reports go to build/
+	$(BIN)/octavo conform --backend $(BACKEND) --profile $(PROFILE) \
+	  --json build/conform-$(BACKEND).json --html build/conform-$(BACKEND).html
 
 lint: $(VENV)/.octavo-dev ## style, types and import contracts
 	$(BIN)/ruff check .
