@@ -11,6 +11,7 @@ then holds. Pieces of other open streams are kept for them until they are asked 
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -62,6 +63,8 @@ class LLM:
         self._processor = OutputProcessor(self._tokenizer)
         self._ids = itertools.count()
         self._streams: dict[str, deque[RequestOutput]] = {}
+        # A script that never closes its LLM gets its memory back with the object.
+        self._close = weakref.finalize(self, self._engine.close)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -154,7 +157,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the model, the KV cache and the device. Idempotent."""
-        self._engine.close()
+        self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -235,6 +238,8 @@ def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[C
 def _as_params(sampling_params: Params, count: int) -> list[SamplingParams]:
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * count
+    if not isinstance(sampling_params, Sequence) or not all(isinstance(p, SamplingParams) for p in sampling_params):
+        raise InvalidRequest("sampling_params must be a SamplingParams or a list of them", field="sampling_params")
     if len(sampling_params) != count:
         raise InvalidRequest(
             f"{len(sampling_params)} sampling_params for {count} prompts; give one, or one for each",

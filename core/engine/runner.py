@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -32,21 +33,6 @@ from octavo.core.sample.logprobs import PositionLogprobs
 from octavo.core.sample.sampler import Sampler
 from octavo.core.sample.state import SamplingRow
 from octavo.core.sched.output import ModelRunnerOutput, NewRequest, SampledTokens, SchedulerOutput
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerLimits:
-    """The sizes of a runner's buffers.
-
-    Attributes:
-        max_num_seqs, max_num_batched_tokens, max_model_len: of a step, padding included, and a request.
-        block_sizes: per KV group, in tokens.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +62,41 @@ class WantedRows:
     token_rows: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerMemory:
+    """A step's persistent buffers on the device; allocated before the KV cache takes its share of what is free.
+
+    Attributes:
+        token_ids_T, positions_T, logit_rows_T: int64, for the largest step, padding included.
+        logits_BV: fp32, a row for each request.
+    """
+
+    token_ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    logit_rows_T: torch.Tensor
+    logits_BV: torch.Tensor
+
+    @classmethod
+    def allocate(cls, backend: DeviceBackend, num_tokens: int, num_requests: int, vocab_size: int) -> Self:
+        """Buffers for steps of so many tokens and requests."""
+        return cls(
+            token_ids_T=backend.empty(num_tokens, dtype=torch.int64),
+            positions_T=backend.empty(num_tokens, dtype=torch.int64),
+            logit_rows_T=backend.empty(num_tokens, dtype=torch.int64),
+            logits_BV=backend.empty(num_requests, vocab_size, dtype=torch.float32),
+        )
+
+
 class ModelRunner:
     """One model on one device.
 
     Args:
         model: with weights loaded and its KV bound.
         backend, opset: where it runs.
+        memory: its buffers.
         pool_views: one view of each pool; any of a pool's views covers all its bytes.
-        limits: buffer sizes.
+        max_model_len: tokens of a request.
+        block_sizes: per KV group, in tokens.
     """
 
     def __init__(
@@ -92,28 +105,27 @@ class ModelRunner:
         model: Model,
         backend: DeviceBackend,
         opset: OpSet,
+        memory: RunnerMemory,
         pool_views: Sequence[KVCache],
-        limits: RunnerLimits,
+        max_model_len: int,
+        block_sizes: tuple[int, ...],
     ) -> None:
         self._backend = backend
         self._opset = opset
         self._model = model
         self._sampler = Sampler(opset.bind("sample", RowSpec(width=model.vocab_size, dtype=torch.float32)))
         self._pool_views = tuple(pool_views)
-        self._batch = InputBatch(limits.max_num_seqs, limits.max_model_len, limits.block_sizes)
-        self._block_sizes = limits.block_sizes
+        self._batch = InputBatch(len(memory.logits_BV), max_model_len, block_sizes)
+        self._block_sizes = block_sizes
         self._rows: dict[str, SamplingRow] = {}
         self._scores: dict[str, PromptScores] = {}
-        self._token_ids = backend.empty(limits.max_num_batched_tokens, dtype=torch.int64)
-        self._positions = backend.empty(limits.max_num_batched_tokens, dtype=torch.int64)
-        self._logit_rows = backend.empty(limits.max_num_batched_tokens, dtype=torch.int64)
-        self._logits = backend.empty(limits.max_num_seqs, model.vocab_size, dtype=torch.float32)
+        self._memory = memory
         self._copy_pool = [opset.bind("copy_blocks", _copy_spec(view)) for view in self._pool_views]
         self._shapes = step_shapes(
             backend.capabilities,
-            max_num_seqs=limits.max_num_seqs,
-            max_model_len=limits.max_model_len,
-            block_sizes=limits.block_sizes,
+            max_num_seqs=len(memory.logits_BV),
+            max_model_len=max_model_len,
+            block_sizes=block_sizes,
         )
         self._programs: dict[tuple[int, int] | None, Program] = {}
         if self._shapes.are_dynamic:
@@ -186,7 +198,7 @@ class ModelRunner:
         return WantedRows(tuple(sampling), tuple(scoring), (*sampling_rows, *scoring_rows))
 
     def _fill(self, inputs: StepInputs, token_rows: Sequence[int]) -> StepBuffers:
-        to_device = self._backend.from_host
+        to_device, memory = self._backend.from_host, self._memory
         query_start_loc = to_device(torch.from_numpy(inputs.query_start_loc))
         seq_lens = to_device(torch.from_numpy(inputs.seq_lens_B))
         max_query_len, max_seq_len = int(inputs.num_scheduled_B.max()), int(inputs.seq_lens_B.max())
@@ -209,18 +221,19 @@ class ModelRunner:
             for group, block_size in zip(inputs.groups, self._block_sizes, strict=True)
         )
         return StepBuffers(
-            token_ids_T=to_device(torch.from_numpy(inputs.token_ids_T), out=self._token_ids),
-            positions_T=to_device(torch.from_numpy(inputs.positions_T), out=self._positions),
+            token_ids_T=to_device(torch.from_numpy(inputs.token_ids_T), out=memory.token_ids_T),
+            positions_T=to_device(torch.from_numpy(inputs.positions_T), out=memory.positions_T),
             plans=plans,
-            logit_rows_R=to_device(torch.tensor(padded_rows, dtype=torch.int64), out=self._logit_rows),
+            logit_rows_R=to_device(torch.tensor(padded_rows, dtype=torch.int64), out=memory.logit_rows_T),
             logits_RV=self._logits_for(num_rows),
         )
 
     def _logits_for(self, num_rows: int) -> torch.Tensor:
         """Room for the step's logits. Only a step that scores prompts can need more than the persistent rows."""
-        if num_rows <= len(self._logits):
-            return self._logits[:num_rows]
-        return self._backend.empty(num_rows, self._logits.shape[1], dtype=torch.float32)
+        logits_BV = self._memory.logits_BV
+        if num_rows <= len(logits_BV):
+            return logits_BV[:num_rows]
+        return self._backend.empty(num_rows, logits_BV.shape[1], dtype=torch.float32)
 
     # -- outputs ----------------------------------------------------------------------------------------------
 

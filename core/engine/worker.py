@@ -3,6 +3,7 @@
     Worker(config, checkpoint)
       backend chosen and made, ops bound        BackendRegistry, OpSet
       model built, weights streamed in          build_model, load_weights
+      the runner's buffers allocated            RunnerMemory
       pools allocated from what is really free  kv_blocks_for
       runner made                               ModelRunner
 
@@ -21,7 +22,7 @@ from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import BackendUnavailable
 from octavo.core.engine.buckets import padded_tokens
 from octavo.core.engine.resolve import EngineSizes, check_weights_fit, fit_length, kv_blocks_for, resolve_sizes
-from octavo.core.engine.runner import ModelRunner, RunnerLimits
+from octavo.core.engine.runner import ModelRunner, RunnerMemory
 from octavo.core.layers.kv_groups import KVGroup, group_layers, layer_places, num_pools, pool_block_bytes
 from octavo.core.layers.overrides import replaced_layers
 from octavo.core.load.checkpoint import Checkpoint
@@ -69,6 +70,7 @@ class Worker:
         targets = self._model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
         load_weights(checkpoint, targets, progress=None if config.progress else False)
         self.vocab_size = self._model.vocab_size
+        memory = RunnerMemory.allocate(backend, _step_tokens(backend, sizes), sizes.max_num_seqs, self.vocab_size)
         layers = group_layers(self._model.kv_specs())
         self.kv_groups = scheduler_groups(layers)
         block_bytes = pool_block_bytes(layers)
@@ -78,23 +80,16 @@ class Worker:
         self.sizes = fit_length(config, sizes, self.kv_groups, self.num_kv_blocks)
         pools = [backend.allocate_kv_pool(self.num_kv_blocks, block_bytes) for _ in range(num_pools(layers))]
         _bind_kv(self._model, backend, layers, pools)
-        self._runner = self._make_runner(layers, pools)
-        self._opset.verify()
-
-    def _make_runner(self, layers: Sequence[KVGroup], pools: Sequence[KVPool]) -> ModelRunner:
-        sizes = self.sizes
-        return ModelRunner(
+        self._runner = ModelRunner(
             model=self._model,
-            backend=self._backend,
+            backend=backend,
             opset=self._opset,
-            pool_views=[self._backend.kv_view(pool, layers[0].spec) for pool in pools],
-            limits=RunnerLimits(
-                max_num_seqs=sizes.max_num_seqs,
-                max_num_batched_tokens=_step_tokens(self._backend, sizes),
-                max_model_len=sizes.max_model_len,
-                block_sizes=tuple(group.block_size for group in self.kv_groups),
-            ),
+            memory=memory,
+            pool_views=[backend.kv_view(pool, layers[0].spec) for pool in pools],
+            max_model_len=self.sizes.max_model_len,
+            block_sizes=tuple(group.block_size for group in self.kv_groups),
         )
+        self._opset.verify()
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""

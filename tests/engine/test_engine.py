@@ -216,3 +216,20 @@ def test_two_engines_in_one_process_do_not_disturb_each_other(null: NullWorld) -
     second.close()
     del first, second, both, engine
     null.check_nothing_is_left()
+
+
+def test_priorities_decide_who_is_served_first(null: NullWorld) -> None:
+    engine = null.engine(num_kv_blocks=50, max_num_seqs=1, scheduling_policy="priority")
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    requests = [
+        EngineRequest(request_id=name, prompt_token_ids=[1], params=params, priority=priority)
+        for name, priority in (("low", 2), ("middle", 1), ("high", 0), ("later", 1))
+    ]
+    finished: list[str] = []
+
+    def note(replies: Replies) -> None:
+        finished.extend(key[0] for key, reply in replies.items() if reply.finish_reason and key[0] not in finished)
+
+    drive(engine, requests, between=note)
+    assert finished == ["high", "middle", "later", "low"]
+    engine.close()

@@ -66,6 +66,7 @@ def test_signatures_are_those_of_vllm() -> None:
     ("prompts", "params", "field"),
     [
         ([[1], [2]], [GREEDY], "sampling_params"),
+        ([[1]], {"max_tokens": 3}, "sampling_params"),
         ([[1], []], GREEDY, "prompt"),
         ("", GREEDY, "prompt"),
         ([[1], [VOCAB]], GREEDY, "prompt"),

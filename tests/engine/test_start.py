@@ -71,6 +71,9 @@ def test_the_kv_cache_takes_a_share_of_what_is_really_free(null: NullWorld) -> N
     engine = null.engine({"max_position": 100_000}, **options, kv_memory_fraction=0.25)
     assert engine.num_kv_blocks == pytest.approx(250_000 / BLOCK_BYTES, rel=0.02)
     engine.close()
+    engine = null.engine({"max_position": 100_000, "vocab_size": 200_000}, **options, kv_memory_fraction=0.25)
+    assert engine.num_kv_blocks == pytest.approx(50_000 / BLOCK_BYTES, rel=0.02)  # a row of logits is 800 kB
+    engine.close()
     engine = null.engine({"max_position": 128}, **options)
     assert engine.num_kv_blocks == 1 + 128 // 16  # no more than could ever be used
     engine.close()
@@ -147,6 +150,13 @@ def test_closing_gives_everything_back(null: NullWorld) -> None:
             assert not null.backends[-1].closed
         del llm
         null.check_nothing_is_left()
+
+
+def test_an_llm_that_is_forgotten_gives_everything_back(null: NullWorld) -> None:
+    llm = null.llm(num_kv_blocks=200)
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
+    del llm
+    null.check_nothing_is_left()
 
 
 def test_closing_with_requests_running_gives_everything_back(null: NullWorld) -> None:

@@ -66,7 +66,7 @@ def test_a_few_prompts(model: str, reference: Reference, llm: LLM) -> None:
     assert alone.wrong == []
     assert len(alone.excused) <= 1
     prompts, lengths = [record.prompt_token_ids for record in records], [A_FEW_TOKENS] * len(records)
-    with llm_of(model, long_prefill_threshold=7, num_kv_blocks=200) as other:
+    with llm_of(model, long_prefill_threshold=7, max_model_len=256) as other:
         for _ in range(2):
             assert [tokens_of(output) for output in greedy(other, prompts, lengths)] == alone.found
 
