@@ -152,12 +152,14 @@ def placed(change: Callable[[QuantizedTensor], QuantizedTensor]) -> Wrap:
     return prepare
 
 
-def scales_by_block(part: QuantizedTensor) -> QuantizedTensor:
-    """One scale per row is read as one per block of 128 rows."""
-    if part.scheme.group_size != 0:
-        return part
-    rows = torch.arange(part.scales.shape[0]) // GROUP_K
-    return replace(part, scales=part.scales[rows])
+def granularity_mistaken(part: QuantizedTensor) -> QuantizedTensor:
+    """One scale per row is read as one per block of 128 rows; one per 128 columns as one per row."""
+    if part.scheme.group_size == 0:
+        rows = torch.arange(part.scales.shape[0]) // GROUP_K
+        return replace(part, scales=part.scales[rows])
+    if part.scheme.group_size == GROUP_K:
+        return replace(part, scales=part.scales[:, :1].expand(part.scales.shape))
+    return part
 
 
 def zero_points_every_64(part: QuantizedTensor) -> QuantizedTensor:
@@ -245,10 +247,10 @@ MUTANTS = (
     ),
     Mutant(
         "row-scales-as-block-scales",
-        "one scale per row is read as one per block of 128 rows",
+        "one scale per row is read as one per block of 128, and the other way round",
         "8-bit GEMM called with the scales of another scheme",
         "prepare_weight",
-        placed(scales_by_block),
+        placed(granularity_mistaken),
     ),
     Mutant(
         "int4-zero-point-stale-at-32",

@@ -7,7 +7,6 @@ import math
 import torch
 
 from octavo.conformance.mutants.base import Call, Mutant, Op, after, around, before
-from octavo.core.backend import QuantFormat
 
 BATCH_ROWS = 16
 
@@ -65,9 +64,15 @@ def end_of_table(call: Call) -> None:
 @after
 def truncate(call: Call) -> None:
     """Codes are cut towards zero instead of rounded to the nearest."""
-    x, scheme, out, scales = call["x_TK"].float(), call["scheme"], call["out"], call["scales"]
-    if scheme.format in (QuantFormat.INT8, QuantFormat.INT4):
-        out.copy_((x / _per_element(scales, x.shape[-1])).trunc())
+    out = call["out"]
+    quotient = call["x_TK"].float() / _per_element(call["scales"], out.shape[-1])
+    codes = out.float()
+    step = torch.where(codes.abs() > quotient.abs(), 1, 0)
+    # One less in magnitude: of an integer its value, of an 8-bit float its bits.
+    if out.dtype == torch.int8:
+        out -= (codes.sign() * step).to(torch.int8)
+    else:
+        out.view(torch.uint8).sub_(step.to(torch.uint8))
 
 
 @around
