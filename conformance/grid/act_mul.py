@@ -93,7 +93,7 @@ def _profiles(point: Point) -> frozenset[str]:
 
 def _faults(point: Point) -> frozenset[str]:
     names = set()
-    if point.dtype == torch.float32 and point.width in {7, 64}:
+    if point.dtype == torch.float32 and point.tokens and point.width in {7, 64}:
         names.add("act-gate-up-swapped")
     if point.dtype == torch.float16 and point.is_large:
         names.add("fp16-overflow-to-inf")

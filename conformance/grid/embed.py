@@ -70,7 +70,9 @@ def cases() -> Iterable[Case]:
             lanes=("exact",) if point.is_exact else ("statistical",),
             build=functools.partial(build, point),
             profiles=_profiles(point),
-            faults=frozenset({"embed-out-of-table"}) if point.tokens and point.vocabulary <= 257 else frozenset(),
+            faults=frozenset({"embed-out-of-table"})
+            if point.tokens > 2 and 1 < point.vocabulary <= 257
+            else frozenset(),
             requires=all_of(computes_in(point.dtype), stores_weights_in(point.stored)),
         )
 

@@ -183,9 +183,9 @@ def _edges() -> Iterator[Point]:
     yield _edge("windowed", ((1, 100), (4, 70)), "window-first-block-zero", "window-off-by-one",
                 "last-token-dropped", setting=Setting(window=17), is_smoke=True)  # fmt: skip
     yield _edge("unwindowed", ((1, 20), (3, 40)), "window-minus-one-literal")
-    yield _edge("one-token-window", ((1, 20), (3, 40)), "window-minus-one-literal", setting=Setting(window=1))
+    yield _edge("one-token-window", ((1, 20), (3, 40)), "window-off-by-one", setting=Setting(window=1))
     yield _edge("strided", ((1, 40), (4, 20)), "strided-kv-as-contiguous", has_gaps=True, is_smoke=True)
-    yield _edge("interleaved", ((1, 40), (4, 20)), "interleaved-kv-as-contiguous", "strided-kv-as-contiguous")
+    yield _edge("interleaved", ((1, 40), (4, 20)), "interleaved-kv-as-contiguous")
     yield _edge("zero-length", ((1, 20), (0, 0), (2, 18)), "zero-length-sequence")
     yield _edge("no-keys", ((1, 20), (1, 0), (2, 18), (0, 9)), "zero-length-sequence", is_smoke=True)
     yield _edge("only-no-keys", ((1, 0), (2, 0)), "zero-length-sequence")
