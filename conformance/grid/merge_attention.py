@@ -72,6 +72,7 @@ def cases() -> Iterable[Case]:
             lanes=("statistical",),
             build=functools.partial(build if point.cut is None else build_split, point),
             profiles=frozenset(names),
+            faults=frozenset({"merge-empty-part"} if (point.rows, point.head_dim, point.cut) == (13, 64, None) else ()),
             requires=computes_in(point.dtype),
         )
 

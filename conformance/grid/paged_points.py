@@ -167,10 +167,13 @@ def _edge(name: str, requests: tuple[tuple[int, int], ...] | tuple[Request, ...]
 
 def _edges() -> Iterator[Point]:
     """Statistical edges. Small and in fp32 or bf16: each is a fault that real devices shipped."""
-    plain = ("last-token-dropped", "stale-slot", "output-scaled", "nan-v-beyond-seq-len", "nan-null-block")
+    plain = ("last-token-dropped", "stale-slot", "output-scaled", "nan-v-beyond-seq-len", "nan-null-block",
+             "mask-added")  # fmt: skip
     for dtype in (F32, BF16, F16):
         setting = Setting(dtype=dtype, kv_dtype=dtype)
-        yield _edge("plain", ((1, 37), (1, 5)), *plain, "atomics-nondeterministic", setting=setting, is_smoke=True)
+        yield _edge(
+            "plain", ((1, 37), (1, 5)), *plain, "atomics-nondeterministic", "lse-base-2", setting=setting, is_smoke=True
+        )
         yield _edge("chunk", ((5, 37), (3, 20)), "causal-top-left", *plain, setting=setting, is_smoke=True)
     yield _edge("two", ((1, 100), (1, 70)), "skipped-block", "block-32-after-17-tokens", block_size=32)
     yield _edge("two", ((1, 18), (1, 31)), "block-32-after-17-tokens", block_size=32, is_smoke=True)
@@ -194,7 +197,7 @@ def _edges() -> Iterator[Point]:
     for cap in (30.0, 50.0):
         yield _edge("capped", ((1, 60), (3, 40)), "softcap-dropped", setting=Setting(softcap=cap), is_smoke=cap == 30)
     yield _edge("sinks-decode", ((1, 60), (1, 7)), "sink-dropped", setting=Setting(sinks=True))
-    yield _edge("sinks", ((4, 60), (3, 7)), "sink-dropped", "sink-wrong-head",
+    yield _edge("sinks", ((4, 60), (3, 7)), "sink-dropped", "sink-wrong-head", "lse-without-sink",
                 setting=Setting(sinks=True), is_smoke=True)  # fmt: skip
     yield _edge("alibi", ((1, 60), (4, 33)), "alibi-ignored", setting=Setting(alibi=True), is_smoke=True)
     for heads, kv_heads in GROUPS:

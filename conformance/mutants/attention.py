@@ -204,6 +204,29 @@ def atomics(honest: Op) -> Op:
     return add(honest)
 
 
+@after
+def lse_base_2(call: Call) -> None:
+    """What kernels that use exp2 have at hand."""
+    if call["lse"] is not None:
+        call["lse"].div_(math.log(2))
+
+
+@around
+def lse_without_sinks(honest: Op, call: Call) -> None:
+    honest(**call)
+    if call["lse"] is not None and call["sinks_H"] is not None:
+        honest(**call | {"sinks_H": None, "out": torch.empty_like(call["out"])})
+
+
+@after
+def nan_of_empty_part(call: Call) -> None:
+    """A part's weight is exp(-inf - max) = 0, and its values are multiplied by it."""
+    for part in ("a", "b"):
+        is_empty = call[f"lse_{part}"] == -math.inf
+        is_lost = is_empty[..., None] & call[f"out_{part}"].isnan()
+        call["out"][is_lost] = math.nan
+
+
 PAGED, BOTH = "paged_attention", ("paged_attention", "attention")
 
 MUTANTS = (
@@ -339,6 +362,27 @@ MUTANTS = (
         "fp16 kernels with a fixed or estimated maximum",
         PAGED,
         p_in_fp16,
+    ),
+    Mutant(
+        "lse-base-2",
+        "the log-sum-exp is a binary logarithm",
+        "kernels that compute with exp2, and return what they have",
+        BOTH,
+        lse_base_2,
+    ),
+    Mutant(
+        "lse-without-sink",
+        "the log-sum-exp leaves out the sinks, so that merged parts weigh too little or too much",
+        "kernels that add the sinks to the denominator after the log-sum-exp is stored",
+        BOTH,
+        lse_without_sinks,
+    ),
+    Mutant(
+        "merge-empty-part",
+        "what an empty part happens to hold is multiplied by a weight of 0: NaN there spreads",
+        "merges of split or cascaded attention",
+        "merge_attention",
+        nan_of_empty_part,
     ),
     Mutant(
         "atomics-nondeterministic",

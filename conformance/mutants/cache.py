@@ -60,6 +60,17 @@ def tail_of_last_block(call: Call) -> None:
 
 
 @after
+def mask_added(call: Call) -> None:
+    """Scores beyond the sequence's end get -inf added, and NaN - inf is NaN: the softmax of the row is lost."""
+    meta, (key, _) = call["plan"].meta, views(call["kv"])
+    for b, length in enumerate(seq_lens(meta).tolist()):
+        if used := length % meta.block_size:
+            block = picked(key, meta.block_table[b, length // meta.block_size][None])
+            if bool(block[0, used:].float().isnan().any()):
+                call["out"][meta.query_start_loc[b] : meta.query_start_loc[b + 1]] = torch.nan
+
+
+@after
 def padding_of_the_table(call: Call) -> None:
     """Blocks that table padding names, and those that left the window, take part with weight 0."""
     meta, (_, value) = call["plan"].meta, views(call["kv"])
@@ -146,6 +157,13 @@ MUTANTS = (
         "tail tiles that are masked in the scores only",
         PAGED,
         tail_of_last_block,
+    ),
+    Mutant(
+        "mask-added",
+        "keys beyond the sequence's end are masked by adding -inf to their scores: NaN in K spreads",
+        "kernels that take a mask as a bias",
+        PAGED,
+        mask_added,
     ),
     Mutant(
         "nan-null-block",

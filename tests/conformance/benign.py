@@ -64,11 +64,11 @@ def weight(ops: ReferenceOps, rows: int, columns: int) -> Any:
     return packed
 
 
-def paged(ops: ReferenceOps, window: int | None = None) -> list[torch.Tensor]:
+def paged(ops: ReferenceOps, window: int | None = None, *, has_lse: bool = True) -> list[torch.Tensor]:
     out, lse = torch.zeros(sum(ROWS), 4, 64), torch.zeros(sum(ROWS), 4)
     q = normal(sum(ROWS), 4, 64)
-    ops.paged_attention(q, cache(), plan(), out=out, lse=lse, softmax_scale=0.125, window=window)
-    return [out, lse]
+    ops.paged_attention(q, cache(), plan(), out=out, lse=lse if has_lse else None, softmax_scale=0.125, window=window)
+    return [out, lse] if has_lse else [out]
 
 
 def contiguous(ops: ReferenceOps) -> list[torch.Tensor]:
@@ -237,5 +237,8 @@ PLAIN: dict[str, Benign] = {
 }
 """By op."""
 
-INSTEAD: dict[str, Benign] = {"window-minus-one-literal": lambda ops: paged(ops, window=7)}
+INSTEAD: dict[str, Benign] = {
+    "window-minus-one-literal": lambda ops: paged(ops, window=7),
+    "lse-base-2": lambda ops: paged(ops, has_lse=False),
+}
 """By mutant: the plain call is what sets the fault off."""
