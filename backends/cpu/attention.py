@@ -24,6 +24,9 @@ from octavo.core.base.errors import UnsupportedOp
 MAX_HEAD_DIM = 512
 """kMaxHeadDim in native/attention_plan.h."""
 
+LANES = 16
+"""kLanes there: how many keys of an HDN block are scored at once."""
+
 KV_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """OctavoDtype."""
 
@@ -38,7 +41,7 @@ class PagedAttentionArgs(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "v_head_dim")),
         *((name, ctypes.c_int64) for name in ("q_stride_t", "q_stride_h", "out_stride_t", "out_stride_h")),
         ("lse_stride_t", ctypes.c_int64),
-        *((name, ctypes.c_int64) for name in ("k_stride_n", "k_stride_s", "k_stride_h")),
+        *((name, ctypes.c_int64) for name in ("k_stride_n", "k_stride_s", "k_stride_h", "k_stride_d")),
         *((name, ctypes.c_int64) for name in ("v_stride_n", "v_stride_s", "v_stride_h")),
         ("window", ctypes.c_int64),
         ("softmax_scale", ctypes.c_float),
@@ -76,7 +79,6 @@ class AttentionOps:
 
     def __init__(self, context: NativeContext) -> None:
         self._context = context  # keeps its threads and scratch memory alive
-        self._context = context  # must outlive the calls made here
         self._handle = context.handle
         self._paged_attention = context.library.kernel("paged_attention", PagedAttentionArgs)
         self._merge_attention = context.library.kernel("merge_attention", MergeAttentionArgs)
@@ -218,7 +220,7 @@ class AttentionOps:
             0 if lse is None else lse.data_ptr(), _fp32_pointer(sinks_H), _fp32_pointer(alibi_slopes_H), *batch,
             q_THD.shape[1], key_NSKD.shape[2], q_THD.shape[2], value_NSKD.shape[3],
             q_stride_t, q_stride_h, out_stride_t, out_stride_h, 0 if lse is None else lse.stride(0),
-            *key_NSKD.stride()[:3], *value_NSKD.stride()[:3], window or 0, softmax_scale, softcap or 0.0, kv_dtype,
+            *key_NSKD.stride(), *value_NSKD.stride()[:3], window or 0, softmax_scale, softcap or 0.0, kv_dtype,
             causal,
         )  # fmt: skip
 
@@ -238,6 +240,8 @@ def _supports_attention(spec: AttentionSpec) -> Unsupported | None:
         return Unsupported(f"KV is fp32, bf16 or fp16, not {spec.kv_dtype}")
     if spec.layout is KVLayout.MLA:
         return Unsupported("no native attention over a latent KV cache")
+    if spec.layout is KVLayout.HDN and spec.block_size % LANES:
+        return Unsupported(f"keys in lanes need blocks of a multiple of {LANES} tokens, not {spec.block_size}")
     if spec.kv_scale != "none":
         return Unsupported("no KV scales")
     if not 1 <= spec.head_dim <= MAX_HEAD_DIM or not 1 <= spec.v_head_dim <= MAX_HEAD_DIM:

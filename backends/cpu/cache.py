@@ -32,7 +32,7 @@ class WriteKvArgs(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_tokens", "num_kv_heads", "head_dim", "v_head_dim")),
         *((name, ctypes.c_int64) for name in ("num_blocks", "block_size")),
         *((name, ctypes.c_int64) for name in ("k_stride_t", "k_stride_h", "v_stride_t", "v_stride_h")),
-        *((name, ctypes.c_int64) for name in ("key_stride_n", "key_stride_s", "key_stride_h")),
+        *((name, ctypes.c_int64) for name in ("key_stride_n", "key_stride_s", "key_stride_h", "key_stride_d")),
         *((name, ctypes.c_int64) for name in ("value_stride_n", "value_stride_s", "value_stride_h")),
         *((name, ctypes.c_int64) for name in ("num_heads", "rotary_dim", "num_positions")),
         *((name, ctypes.c_int64) for name in ("q_stride_t", "q_stride_h", "out_q_stride_t", "out_q_stride_h")),
@@ -49,7 +49,7 @@ class MoveBlocksArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("ctx", "key", "value", "key_buffer", "value_buffer", "ids")),
         *((name, ctypes.c_int64) for name in ("num_moves", "num_blocks", "block_size", "num_kv_heads")),
         *((name, ctypes.c_int64) for name in ("head_dim", "v_head_dim", "element_bytes")),
-        *((name, ctypes.c_int64) for name in ("key_stride_n", "key_stride_s", "key_stride_h")),
+        *((name, ctypes.c_int64) for name in ("key_stride_n", "key_stride_s", "key_stride_h", "key_stride_d")),
         *((name, ctypes.c_int64) for name in ("value_stride_n", "value_stride_s", "value_stride_h")),
         ("move", ctypes.c_int32),
     )
@@ -63,7 +63,6 @@ class CacheOps:
 
     def __init__(self, context: NativeContext) -> None:
         self._context = context  # keeps its threads and scratch memory alive
-        self._context = context  # must outlive the calls made here
         self._handle = context.handle
         self._write_kv = context.library.kernel("write_kv", WriteKvArgs)
         self._move_blocks = context.library.kernel("move_blocks", MoveBlocksArgs)
@@ -177,7 +176,7 @@ class CacheOps:
         self._write_kv(
             self._handle, k_TKD.data_ptr(), v_TKD.data_ptr(), key.data_ptr(), value.data_ptr(), slots_T.data_ptr(),
             *rotary_pointers, slots_T.shape[0], num_kv_heads, head_dim, value.shape[3], num_blocks, block_size,
-            *k_TKD.stride()[:2], *v_TKD.stride()[:2], *key.stride()[:3], *value.stride()[:3], *rotary_numbers,
+            *k_TKD.stride()[:2], *v_TKD.stride()[:2], *key.stride(), *value.stride()[:3], *rotary_numbers,
             kv_dtype, interleaved,
         )  # fmt: skip
 
@@ -191,7 +190,7 @@ class CacheOps:
         self._move_blocks(
             self._handle, key.data_ptr(), value.data_ptr(), 0 if k is None else k.data_ptr(),
             0 if v is None else v.data_ptr(), ids.data_ptr(), ids.shape[0], num_blocks, block_size, num_kv_heads,
-            head_dim, value.shape[3], key.element_size(), *key.stride()[:3], *value.stride()[:3], move,
+            head_dim, value.shape[3], key.element_size(), *key.stride(), *value.stride()[:3], move,
         )  # fmt: skip
 
 

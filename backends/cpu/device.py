@@ -2,7 +2,7 @@
 
     CpuBackend ──┬── NativeContext   its threads and kernels (None without a compiler: the reference runs)
                  ├── CpuOps          the kernels as ops
-                 └── KV pools        flat bytes, touched by the system page by page as blocks are first written
+                 └── KV pools        flat bytes, in huge pages that the system hands out as blocks are first written
 
 Everything runs in the order of the calls, so events are done as soon as they are recorded and nothing is
 asynchronous. While own kernels work, torch keeps to one thread: its pool and theirs would fight for the same cores.
@@ -16,7 +16,9 @@ from typing import Any, cast
 import torch
 
 from octavo.backends.cpu import native
+from octavo.backends.cpu.attention import LANES
 from octavo.backends.cpu.host import cpu_name
+from octavo.backends.cpu.memory import reserve
 from octavo.backends.cpu.ops import CpuOps
 from octavo.backends.cpu.threads import default_num_threads
 from octavo.core.backend import (
@@ -38,9 +40,6 @@ from octavo.core.backend import (
 )
 from octavo.core.base.errors import BackendUnavailable, ConfigError
 from octavo.core.base.host import host_memory
-
-KV_LAYOUT = KVLayout.HND
-"""One head's keys of a block lie side by side, which is what a core reads when it works on one head."""
 
 GIB = 2**30
 
@@ -102,8 +101,8 @@ class CpuBackend:
                 field="num_kv_blocks",
             )
         try:
-            storage = torch.empty(nbytes, dtype=torch.uint8)
-        except RuntimeError as error:
+            storage = reserve(nbytes)
+        except (OSError, RuntimeError) as error:
             raise ConfigError(
                 f"the system refuses {nbytes / GIB:.2f} GiB for a KV pool: {error}; lower num_kv_blocks",
                 field="num_kv_blocks",
@@ -112,7 +111,7 @@ class CpuBackend:
         return KVPool(num_blocks, block_bytes, storage)
 
     def kv_view(self, pool: KVPool, spec: KVCacheSpec) -> KVCache:
-        return torch_kv_view(pool, spec, KVLayout.MLA if spec.v_head_dim == 0 else KV_LAYOUT)
+        return torch_kv_view(pool, spec, _kv_layout(spec))
 
     def compile(self, step: StepFunction, bucket: int | None, buffers: StepBuffers | None) -> Program:
         self._cpu_ops.settle_weights()
@@ -143,6 +142,13 @@ class CpuBackend:
             torch.set_num_threads(self._torch_threads)
             self._torch_threads = 0
         self._pool_bytes = 0
+
+
+def _kv_layout(spec: KVCacheSpec) -> KVLayout:
+    """One head's part of a block lies in one piece, since a core works on one head; keys in lanes if they fill them."""
+    if spec.v_head_dim == 0:
+        return KVLayout.MLA
+    return KVLayout.HND if spec.block_size % LANES else KVLayout.HDN
 
 
 def _capabilities(context: native.NativeContext | None) -> Capabilities:

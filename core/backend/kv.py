@@ -22,10 +22,18 @@ import torch
 
 
 class KVLayout(enum.StrEnum):
-    """Order of a block's bytes. The views of a KVCache have the same axes in each; only strides differ."""
+    """Order of a block's bytes. The views of a KVCache have the same axes in each; only strides differ.
+
+        one head's keys of a block     HND  t0 d0 d1 d2 d3 │ t1 d0 d1 d2 d3 │ …      a row is a key
+        (S tokens t, D elements d)     HDN  d0 t0 t1 t2 t3 │ d1 t0 t1 t2 t3 │ …      a row is one element of all keys
+
+    HDN serves vector units: they load one element of many keys at once and multiply it with the query's. Nothing is
+    transposed and nothing summed across lanes. Values are summed over tokens and so stay in rows.
+    """
 
     NHD = "NHD"  # [num_blocks, block_size, kv_heads, head_dim]
     HND = "HND"  # [num_blocks, kv_heads, block_size, head_dim]
+    HDN = "HDN"  # keys [num_blocks, kv_heads, head_dim, block_size], values as in HND
     MLA = "MLA"  # [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim], no separate value
 
 
@@ -74,8 +82,9 @@ class KVCache:
     """One layer's view of its pool.
 
     Attributes:
-        key_NSKD, value_NSKD: views with any strides, last stride 1; MLA keeps its latent in key with K = 1
-            and an empty value. A device without torch memory leaves both None and implements every cache op.
+        key_NSKD, value_NSKD: views with any strides; the last is 1 but for keys in HDN, which have 1 on S. MLA keeps
+            its latent in key with K = 1 and an empty value. A device without torch memory leaves both None and
+            implements every cache op.
     """
 
     spec: KVCacheSpec
@@ -125,12 +134,18 @@ def torch_kv_view(pool: KVPool, spec: KVCacheSpec, layout: KVLayout) -> KVCache:
     block_stride = pool.block_bytes // spec.dtype.itemsize
     storage: torch.Tensor = pool.storage
     flat = storage[: pool.num_blocks * pool.block_bytes].view(spec.dtype)
+    first = int(flat.storage_offset())  # as_strided counts from the memory's beginning, not the tensor's
     S, K = spec.block_size, spec.num_kv_heads
 
-    def view(head_dim: int, offset: int) -> torch.Tensor:
-        slot, head = (head_dim, S * head_dim) if layout is KVLayout.HND else (K * head_dim, head_dim)
-        return flat.as_strided((pool.num_blocks, S, K, head_dim), (block_stride, slot, head, 1), offset)
+    def view(head_dim: int, offset: int, order: KVLayout) -> torch.Tensor:
+        slot, head, element = K * head_dim, head_dim, 1
+        if order is KVLayout.HND:
+            slot, head = head_dim, S * head_dim
+        elif order is KVLayout.HDN:
+            slot, head, element = 1, S * head_dim, S
+        return flat.as_strided((pool.num_blocks, S, K, head_dim), (block_stride, slot, head, element), first + offset)
 
-    key_NSKD = view(spec.head_dim, 0)
-    value_NSKD = view(spec.v_head_dim, S * K * spec.head_dim if spec.v_head_dim else 0)
+    key_NSKD = view(spec.head_dim, 0, layout)
+    value_order = KVLayout.HND if layout is KVLayout.HDN else layout
+    value_NSKD = view(spec.v_head_dim, S * K * spec.head_dim if spec.v_head_dim else 0, value_order)
     return KVCache(spec, layout, pool.num_blocks, key_NSKD, value_NSKD, pool.storage)

@@ -57,7 +57,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("layout", [KVLayout.NHD, KVLayout.HND])
+@pytest.mark.parametrize("layout", [KVLayout.NHD, KVLayout.HND, KVLayout.HDN])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_paged_attention_equals_the_oracle(variant: str, layout: KVLayout) -> None:
     batch = ragged(layout=layout)

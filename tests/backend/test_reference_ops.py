@@ -221,7 +221,7 @@ def test_quantize_ties_to_even_and_refuses_zero_points() -> None:
 # -- the KV cache -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", [KVLayout.NHD, KVLayout.HND])
+@pytest.mark.parametrize("layout", [KVLayout.NHD, KVLayout.HND, KVLayout.HDN])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_write_kv_writes_its_slots_and_nothing_else(layout: KVLayout, dtype: torch.dtype) -> None:
     kv = make_cache(4, KVCacheSpec(2, 3, 5, dtype, 4), layout, fill=9.0)

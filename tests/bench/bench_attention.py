@@ -1,6 +1,6 @@
 """How near the CPU's attention comes to the machine's limits, beside torch's own kernel, interleaved.
 
-    PYTHONPATH=src python tests/bench/bench_attention.py [--threads N] [--isa NAME] [--repeats N]
+    PYTHONPATH=src python tests/bench/bench_attention.py [--threads N] [--isa NAME] [--layout HDN|HND] [--repeats N]
 
 Decode is measured in bytes of KV read per second against what a plain read of as much memory reaches; prefill in
 floating-point operations per second (4 D per visible key, query and head) against torch's scaled_dot_product_attention
@@ -10,6 +10,7 @@ over contiguous keys, which needs no block table. Best of the repeats: the machi
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,14 +20,21 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from octavo.backends.cpu import native
 from octavo.backends.cpu.attention import AttentionOps
-from octavo.core.backend.kv import AttentionMetadata, KVCache, KVCacheSpec, KVLayout
+from octavo.backends.cpu.memory import reserve
+from octavo.core.backend.kv import AttentionMetadata, KVCache, KVCacheSpec, KVLayout, KVPool, torch_kv_view
 
 BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
 class Case:
-    """One batch: equal requests of `context` keys, the last `queries` of them with a query."""
+    """One batch: requests of `context` keys, the last `queries` of them with a query.
+
+    Attributes:
+        shortest: contexts lie evenly between it and `context`; 0 makes all equal.
+        shared: leading tokens whose blocks belong to all requests.
+        layers: caches that the calls use in turn, so that keys come from memory instead of a cache that kept them.
+    """
 
     requests: int
     context: int
@@ -35,24 +43,36 @@ class Case:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    shortest: int = 0
+    shared: int = 0
+    layers: int = 1
+
+    @property
+    def contexts(self) -> list[int]:
+        first = self.shortest or self.context
+        return torch.linspace(first, self.context, self.requests).round().int().tolist()
 
     @property
     def kv_bytes(self) -> int:
-        return self.requests * self.context * self.kv_heads * 2 * self.head_dim * self.dtype.itemsize
+        return sum(self.contexts) * self.kv_heads * 2 * self.head_dim * self.dtype.itemsize
 
     @property
     def flops(self) -> int:
-        visible = sum(range(self.context - self.queries + 1, self.context + 1))
-        return 4 * self.head_dim * self.heads * self.requests * visible
+        visible = sum(sum(range(length - self.queries + 1, length + 1)) for length in self.contexts)
+        return 4 * self.head_dim * self.heads * visible
 
     def __str__(self) -> str:
         return (
             f"B={self.requests:3} L={self.context:5} q={self.queries:4} H={self.heads}/{self.kv_heads} "
             f"D={self.head_dim:3} {str(self.dtype).removeprefix('torch.')}"
+            f"{f' from {self.shortest}' if self.shortest else ''}{f' shared {self.shared}' if self.shared else ''}"
         )
 
 
 DECODE = [
+    Case(32, 380, 1, 9, 3, 64, torch.float32, shortest=64, layers=12),
+    Case(32, 380, 1, 9, 3, 64, torch.bfloat16, shortest=64, layers=12),
+    Case(32, 560, 1, 9, 3, 64, torch.float32, shared=512, layers=12),
     Case(1, 16384, 1, 9, 3, 64, torch.float32),
     Case(1, 16384, 1, 9, 3, 64, torch.bfloat16),
     Case(1, 16384, 1, 32, 8, 128, torch.float32),
@@ -69,18 +89,30 @@ PREFILL = [
     Case(1, 2048, 2048, 32, 8, 128, torch.float32),
     Case(1, 1024, 1024, 4, 1, 256, torch.float32),
     Case(8, 256, 256, 9, 3, 64, torch.float32),
+    Case(1, 512, 512, 9, 3, 64, torch.float32),
     Case(1, 4096, 64, 9, 3, 64, torch.float32),
 ]
 
 
-def own_kernel(ops: AttentionOps, case: Case) -> Callable[[], None]:
-    """A call of the paged kernel over shuffled blocks."""
-    blocks = -(-case.context // BLOCK_SIZE)
-    num_blocks = case.requests * blocks
-    shape = (num_blocks, case.kv_heads, BLOCK_SIZE, case.head_dim)
-    key, value = (torch.randn(shape, dtype=torch.float32).to(case.dtype).transpose(1, 2) for _ in range(2))
+def random_cache(case: Case, num_blocks: int, layout: KVLayout) -> KVCache:
     spec = KVCacheSpec(case.kv_heads, case.head_dim, case.head_dim, case.dtype, BLOCK_SIZE)
-    kv = KVCache(spec, KVLayout.HND, num_blocks, key, value)
+    storage = reserve(num_blocks * spec.block_bytes)
+    storage.view(case.dtype).normal_()
+    return torch_kv_view(KVPool(num_blocks, spec.block_bytes, storage), spec, layout)
+
+
+def block_table(case: Case) -> torch.Tensor:
+    """Shuffled blocks; the shared ones first in every row."""
+    blocks, shared = -(-case.context // BLOCK_SIZE), case.shared // BLOCK_SIZE
+    own = case.requests * (blocks - shared)
+    ids = torch.randperm(own + shared).to(torch.int32)
+    return torch.cat([ids[own:].expand(case.requests, -1), ids[:own].view(case.requests, -1)], dim=1)
+
+
+def own_kernel(ops: AttentionOps, case: Case, layout: KVLayout) -> Callable[[], None]:
+    """A call of the paged kernel, over the next layer's cache each time."""
+    table = block_table(case)
+    caches = itertools.cycle([random_cache(case, int(table.max()) + 1, layout) for _ in range(case.layers)])
     tokens = case.requests * case.queries
     meta = AttentionMetadata(
         num_requests=case.requests,
@@ -88,14 +120,14 @@ def own_kernel(ops: AttentionOps, case: Case) -> Callable[[], None]:
         max_query_len=case.queries,
         max_seq_len=case.context,
         query_start_loc=torch.arange(0, tokens + 1, case.queries, dtype=torch.int32),
-        seq_lens=torch.full((case.requests,), case.context, dtype=torch.int32),
-        block_table=torch.randperm(num_blocks).to(torch.int32).view(case.requests, blocks),
+        seq_lens=torch.tensor(case.contexts, dtype=torch.int32),
+        block_table=table,
         slot_mapping=torch.full((tokens,), -1),
         block_size=BLOCK_SIZE,
     )
     q, out = (torch.randn(tokens, case.heads, case.head_dim) for _ in range(2))
     plan, scale = ops.plan(meta), case.head_dim**-0.5
-    return lambda: ops.paged_attention(q, kv, plan, out=out, softmax_scale=scale)
+    return lambda: ops.paged_attention(q, next(caches), plan, out=out, softmax_scale=scale)
 
 
 def torch_kernel(case: Case) -> Callable[[], object]:
@@ -130,6 +162,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--isa", choices=native.ISAS)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--layout", type=KVLayout, choices=[KVLayout.HND, KVLayout.HDN], default=KVLayout.HDN)
     parser.add_argument("--only", choices=("decode", "prefill"))
     options = parser.parse_args()
     library = native.load()
@@ -140,11 +173,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print(f"{context.isa}, {options.threads} threads")
     for case in DECODE if options.only != "prefill" else []:
-        own, read = best_seconds([own_kernel(ops, case), memory_read(case.kv_bytes)], options.repeats)
+        own, read = best_seconds([own_kernel(ops, case, options.layout), memory_read(case.kv_bytes)], options.repeats)
         own_rate, read_rate = (case.kv_bytes / 1e9 / seconds for seconds in (own, read))
         print(f"decode  {case}: {own_rate:6.1f} GB/s, plain read {read_rate:6.1f}, ratio {own_rate / read_rate:.2f}")
     for case in PREFILL if options.only != "decode" else []:
-        own, other = best_seconds([own_kernel(ops, case), torch_kernel(case)], options.repeats)
+        own, other = best_seconds([own_kernel(ops, case, options.layout), torch_kernel(case)], options.repeats)
         own_rate, other_rate = (case.flops / 1e9 / seconds for seconds in (own, other))
         print(f"prefill {case}: {own_rate:6.1f} GFLOP/s, torch {other_rate:6.1f}, ratio {own_rate / other_rate:.2f}")
 

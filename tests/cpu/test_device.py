@@ -53,16 +53,19 @@ def test_tensors_go_to_the_device_and_back(backend: DeviceBackend) -> None:
     assert event.done()
 
 
+@pytest.mark.parametrize(("block_size", "layout"), [(2, KVLayout.HND), (16, KVLayout.HDN), (48, KVLayout.HDN)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_kv_view_covers_each_slot_once(backend: DeviceBackend, dtype: torch.dtype) -> None:
-    spec = KVCacheSpec(num_kv_heads=3, head_dim=5, v_head_dim=4, dtype=dtype, block_size=2)
+def test_a_kv_view_covers_each_slot_once(
+    backend: DeviceBackend, dtype: torch.dtype, block_size: int, layout: KVLayout
+) -> None:
+    spec = KVCacheSpec(num_kv_heads=3, head_dim=5, v_head_dim=4, dtype=dtype, block_size=block_size)
     pool = backend.allocate_kv_pool(7, spec.block_bytes + 8)
     cache = backend.kv_view(pool, spec)
-    assert cache.layout is KVLayout.HND
+    assert cache.layout is layout
     assert cache.key_NSKD is not None
     assert cache.value_NSKD is not None
-    assert cache.key_NSKD.shape == (7, 2, 3, 5)
-    assert cache.value_NSKD.shape == (7, 2, 3, 4)
+    assert cache.key_NSKD.shape == (7, block_size, 3, 5)
+    assert cache.value_NSKD.shape == (7, block_size, 3, 4)
     pool.storage.zero_()
     for view in (cache.key_NSKD, cache.value_NSKD):
         view += 1

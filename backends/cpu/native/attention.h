@@ -14,7 +14,7 @@
 typedef struct PagedAttentionArgs {
     OctavoContext *ctx;
     const float *q;              /* [T, H, D] */
-    const void *k, *v;           /* [N, S, K, D], [N, S, K, Dv] of kv_dtype */
+    const void *k, *v;           /* [N, S, K, D], [N, S, K, Dv] of kv_dtype; keys in rows (k_stride_d 1) or in lanes */
     float *out;                  /* [T, H, Dv] */
     float *lse;                  /* [T, H], natural log, sinks included, or NULL */
     const float *sinks;          /* [H] or NULL */
@@ -28,7 +28,7 @@ typedef struct PagedAttentionArgs {
     int64_t q_stride_t, q_stride_h;
     int64_t out_stride_t, out_stride_h;
     int64_t lse_stride_t;
-    int64_t k_stride_n, k_stride_s, k_stride_h;
+    int64_t k_stride_n, k_stride_s, k_stride_h, k_stride_d; /* in lanes: k_stride_s 1, block_size a multiple of 16 */
     int64_t v_stride_n, v_stride_s, v_stride_h;
     int64_t window;              /* tokens, the query's own included; 0 is none */
     float softmax_scale;

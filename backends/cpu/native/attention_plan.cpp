@@ -74,6 +74,7 @@ bool valid(const PagedAttentionArgs *a) {
     if (a->head_dim < 1 || a->head_dim > kMaxHeadDim || a->v_head_dim < 1 || a->v_head_dim > kMaxHeadDim) return false;
     if (a->kv_dtype < OCTAVO_F32 || a->kv_dtype > OCTAVO_F16 || a->window < 0 || a->block_size < 1) return false;
     if ((a->block_table == nullptr) == (a->kv_start == nullptr)) return false;
+    if (a->k_stride_d != 1 && (!a->block_table || a->k_stride_s != 1 || a->block_size % kLanes != 0)) return false;
     for (int64_t b = 0; b < a->num_requests; ++b) {
         int64_t length = keys_of(a, b);
         if (length < 0 || a->query_start[b + 1] < a->query_start[b]) return false;

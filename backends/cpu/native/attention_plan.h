@@ -18,6 +18,7 @@
 
 namespace octavo {
 
+constexpr int kLanes = 16;         // keys of a vector
 constexpr int kTileKeys = 64;
 constexpr int kSplitKeys = 512;
 constexpr int kUnitRows = 72;      // a multiple of the kernels' six rows, and of many group sizes

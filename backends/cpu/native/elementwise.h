@@ -44,7 +44,7 @@ typedef struct RotaryArgs {
 typedef struct WriteKvArgs {
     OctavoContext *ctx;
     const float *k, *v;       /* [T, K, D], [T, K, Dv] */
-    void *key, *value;        /* [N, S, K, D], [N, S, K, Dv] of kv_dtype */
+    void *key, *value;        /* [N, S, K, D], [N, S, K, Dv] of kv_dtype; any stride between a key's elements */
     const int64_t *slots;     /* [T] */
     const float *q;           /* [T, H, D], or NULL and so the other three */
     float *out_q;             /* may be q */
@@ -52,7 +52,7 @@ typedef struct WriteKvArgs {
     const float *cos_sin;     /* [P, rotary_dim] */
     int64_t num_tokens, num_kv_heads, head_dim, v_head_dim, num_blocks, block_size;
     int64_t k_stride_t, k_stride_h, v_stride_t, v_stride_h;
-    int64_t key_stride_n, key_stride_s, key_stride_h, value_stride_n, value_stride_s, value_stride_h;
+    int64_t key_stride_n, key_stride_s, key_stride_h, key_stride_d, value_stride_n, value_stride_s, value_stride_h;
     int64_t num_heads, rotary_dim, num_positions;
     int64_t q_stride_t, q_stride_h, out_q_stride_t, out_q_stride_h, cos_sin_stride;
     int32_t kv_dtype;         /* OctavoDtype */
@@ -70,11 +70,11 @@ typedef enum OctavoBlockMove {
  * An id outside the cache returns OCTAVO_EINVAL and moves nothing. */
 typedef struct MoveBlocksArgs {
     OctavoContext *ctx;
-    void *key, *value;               /* [N, S, K, D], [N, S, K, Dv] */
+    void *key, *value;               /* [N, S, K, D], [N, S, K, Dv]; any stride between a key's elements */
     void *key_buffer, *value_buffer; /* NULL for COPY */
     const int64_t *ids;              /* [n], or [n, 2] for COPY */
-    int64_t num_moves, num_blocks, block_size, num_kv_heads, head_dim, v_head_dim, element_bytes;
-    int64_t key_stride_n, key_stride_s, key_stride_h, value_stride_n, value_stride_s, value_stride_h;
+    int64_t num_moves, num_blocks, block_size, num_kv_heads, head_dim, v_head_dim, element_bytes; /* 1, 2 or 4 */
+    int64_t key_stride_n, key_stride_s, key_stride_h, key_stride_d, value_stride_n, value_stride_s, value_stride_h;
     int32_t move;                    /* OctavoBlockMove */
 } MoveBlocksArgs;
 

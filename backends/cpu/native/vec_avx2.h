@@ -29,6 +29,11 @@ OCTAVO_INLINE void v_store_n(float *p, vec a, int64_t n) {
     _mm256_maskstore_ps(p + 8, half_mask(n - 8), a.hi);
 }
 
+OCTAVO_INLINE __m256 half_join(__m256 a, __m256 b, int64_t n) {
+    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(half_mask(n)));
+}
+OCTAVO_INLINE vec v_join(vec a, vec b, int64_t n) { return {half_join(a.lo, b.lo, n), half_join(a.hi, b.hi, n - 8)}; }
+
 OCTAVO_INLINE vec v_add(vec a, vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 OCTAVO_INLINE vec v_sub(vec a, vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 OCTAVO_INLINE vec v_mul(vec a, vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }

@@ -16,6 +16,8 @@ OCTAVO_INLINE __mmask16 lane_mask(int64_t n) { return __mmask16((1u << n) - 1u);
 OCTAVO_INLINE vec v_load_n(const float *p, int64_t n) { return {_mm512_maskz_loadu_ps(lane_mask(n), p)}; }
 OCTAVO_INLINE void v_store_n(float *p, vec a, int64_t n) { _mm512_mask_storeu_ps(p, lane_mask(n), a.v); }
 
+OCTAVO_INLINE vec v_join(vec a, vec b, int64_t n) { return {_mm512_mask_mov_ps(b.v, lane_mask(n), a.v)}; }
+
 OCTAVO_INLINE vec v_add(vec a, vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 OCTAVO_INLINE vec v_sub(vec a, vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 OCTAVO_INLINE vec v_mul(vec a, vec b) { return {_mm512_mul_ps(a.v, b.v)}; }

@@ -100,4 +100,11 @@ OCTAVO_INLINE void v_store_n(float *p, vec a, int64_t n) {
     memcpy(p, lanes, size_t(n) * sizeof(float));
 }
 
+OCTAVO_INLINE vec v_join(vec a, vec b, int64_t n) {
+    float lanes[16];
+    v_store(lanes, b);
+    v_store_n(lanes, a, n);
+    return v_load(lanes);
+}
+
 #define OCTAVO_TAILS_BY_COPY

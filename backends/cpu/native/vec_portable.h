@@ -26,6 +26,9 @@ OCTAVO_INLINE void v_store(float *p, vec a) { memcpy(p, a.lane, sizeof a.lane); 
 OCTAVO_INLINE vec v_load_n(const float *p, int64_t n) { OCTAVO_LANES(i < n ? p[i] : 0.0f); }
 OCTAVO_INLINE void v_store_n(float *p, vec a, int64_t n) { memcpy(p, a.lane, size_t(n) * sizeof(float)); }
 
+// The first n lanes of a, 0 <= n <= 16, and the rest of b.
+OCTAVO_INLINE vec v_join(vec a, vec b, int64_t n) { OCTAVO_LANES(i < n ? a.lane[i] : b.lane[i]); }
+
 OCTAVO_INLINE vec v_add(vec a, vec b) { OCTAVO_LANES(a.lane[i] + b.lane[i]); }
 OCTAVO_INLINE vec v_sub(vec a, vec b) { OCTAVO_LANES(a.lane[i] - b.lane[i]); }
 OCTAVO_INLINE vec v_mul(vec a, vec b) { OCTAVO_LANES(a.lane[i] * b.lane[i]); }

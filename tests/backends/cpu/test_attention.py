@@ -14,7 +14,7 @@ import torch
 
 from octavo.backends.cpu import native
 from octavo.backends.cpu.attention import AttentionOps
-from octavo.core.backend.kv import AttentionMetadata, KVCache, KVCacheSpec, KVLayout
+from octavo.core.backend.kv import AttentionMetadata, KVCache, KVCacheSpec, KVLayout, KVPool, torch_kv_view
 from octavo.core.backend.ops import StepPlan
 from octavo.core.backend.reference import attention as reference
 from octavo.core.backend.specs import AttentionSpec, RowSpec
@@ -101,14 +101,10 @@ def draw(shape: Shape, seed: int = 0) -> Tokens:
 def empty_cache(shape: Shape, num_blocks: int) -> KVCache:
     """A pool of NaN in the shape's layout."""
 
-    def view(width: int) -> torch.Tensor:
-        axes = (num_blocks, shape.block_size, shape.kv_heads, width)
-        if shape.layout is KVLayout.NHD:
-            return torch.full(axes, torch.nan, dtype=shape.dtype)
-        return torch.full((axes[0], axes[2], axes[1], axes[3]), torch.nan, dtype=shape.dtype).transpose(1, 2)
-
     spec = KVCacheSpec(shape.kv_heads, shape.head_dim, shape.value_dim, shape.dtype, shape.block_size)
-    return KVCache(spec, shape.layout, num_blocks, view(shape.head_dim), view(shape.value_dim))
+    storage = torch.empty(num_blocks * spec.block_bytes, dtype=torch.uint8)
+    storage.view(shape.dtype).fill_(torch.nan)
+    return torch_kv_view(KVPool(num_blocks, spec.block_bytes, storage), spec, shape.layout)
 
 
 def lay_out(shape: Shape, tokens: Tokens, *, window: int | None = None, seed: int = 0) -> Batch:
@@ -204,13 +200,14 @@ class TestAgainstOracle:
     @pytest.mark.parametrize("isa", ISAS)
     @pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=str)
     def test_instruction_sets(self, isa: str, dtype: torch.dtype) -> None:
-        for layout, head_dim in ((KVLayout.HND, 64), (KVLayout.NHD, 80)):
+        for layout, head_dim in ((KVLayout.HND, 64), (KVLayout.NHD, 80), (KVLayout.HDN, 72)):
             check(make_ops(2, isa), Shape(MIXED, dtype=dtype, layout=layout, head_dim=head_dim))
 
     @pytest.mark.parametrize("head_dim", [8, 32, 40, 64, 72, 80, 96, 112, 128, 192, 256, 320, 36, 3])
     def test_head_sizes(self, ops: AttentionOps, head_dim: int) -> None:
         check(ops, Shape(MIXED, head_dim=head_dim))
         check(ops, Shape(MIXED, head_dim=head_dim, dtype=BF16, block_size=32))
+        check(ops, Shape(MIXED, head_dim=head_dim, layout=KVLayout.HDN))
 
     @pytest.mark.parametrize(("head_dim", "v_head_dim"), [(192, 128), (64, 24), (48, 100)])
     def test_value_heads_of_another_size(self, ops: AttentionOps, head_dim: int, v_head_dim: int) -> None:
@@ -225,7 +222,8 @@ class TestAgainstOracle:
         edges = {0, 1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, block_size - 1, block_size, block_size + 1}
         edges |= {511, 512, 513, 1023, 1025}
         requests = tuple((min(1, length), length) for length in sorted(edges))
-        check(ops, Shape(requests, heads=3, kv_heads=1, head_dim=32, block_size=block_size))
+        for layout in (KVLayout.HND, KVLayout.HDN) if block_size % 16 == 0 else (KVLayout.HND,):
+            check(ops, Shape(requests, heads=3, kv_heads=1, head_dim=32, block_size=block_size, layout=layout))
 
     def test_long_contexts(self, ops: AttentionOps) -> None:
         for length in (2047, 2048, 2049, 5000):
@@ -235,6 +233,7 @@ class TestAgainstOracle:
     def test_windows(self, ops: AttentionOps, window: int) -> None:
         shape = Shape(((1, 1), (1, 700), (30, 700), (90, 90), (7, 520), (600, 600)), heads=3, kv_heads=1, head_dim=32)
         check(ops, shape, window=window)
+        check(ops, replace(shape, layout=KVLayout.HDN), window=window)
 
     def test_no_causal_mask(self, ops: AttentionOps) -> None:
         check(ops, Shape(((10, 10), (3, 200), (80, 130))), causal=False)
@@ -349,10 +348,11 @@ class TestEqualBits:
         Shape(((200, 200), (90, 700), (1, 1300), (3, 40))),
         Shape(((200, 200), (90, 700), (1, 1300), (3, 40)), heads=8, kv_heads=1, head_dim=80, dtype=BF16, block_size=32),
         Shape(((200, 200), (90, 700), (1, 1300), (3, 40)), heads=2, kv_heads=2, head_dim=96, dtype=FP16, block_size=7),
+        Shape(((200, 200), (90, 700), (1, 1300), (3, 40)), heads=9, kv_heads=3, layout=KVLayout.HDN),
     )
     OPTIONS: tuple[dict[str, Any], ...] = ({}, {"window": 50}, {"window": 600, "softcap": 20.0})
 
-    @pytest.mark.parametrize("shape", SHAPES, ids=["fp32", "bf16", "fp16"])
+    @pytest.mark.parametrize("shape", SHAPES, ids=["fp32", "bf16", "fp16", "lanes"])
     @pytest.mark.parametrize("options", OPTIONS, ids=str)
     def test_alone_and_in_a_batch(self, ops: AttentionOps, shape: Shape, options: dict[str, Any]) -> None:
         tokens = draw(shape)
@@ -367,7 +367,7 @@ class TestEqualBits:
             row += request[0]
 
     @pytest.mark.parametrize("chunk", [1, 7, 16, 64])
-    @pytest.mark.parametrize("shape", SHAPES, ids=["fp32", "bf16", "fp16"])
+    @pytest.mark.parametrize("shape", SHAPES, ids=["fp32", "bf16", "fp16", "lanes"])
     def test_prefill_in_chunks(self, ops: AttentionOps, shape: Shape, chunk: int) -> None:
         total = 200 if chunk > 1 else 140
         whole = replace(shape, requests=((total, total),))
@@ -384,7 +384,7 @@ class TestEqualBits:
                 assert torch.equal(got, out[length - queries : length])
                 assert torch.equal(got_lse, lse[length - queries : length])
 
-    @pytest.mark.parametrize("shape", SHAPES, ids=["fp32", "bf16", "fp16"])
+    @pytest.mark.parametrize("shape", SHAPES, ids=["fp32", "bf16", "fp16", "lanes"])
     def test_threads_and_their_splits(self, shape: Shape) -> None:
         lone = replace(shape, requests=((1, 3000),))  # with more threads its splits are shared out
         for each in (shape, lone, replace(shape, requests=((2, 1100), (1, 5)))):
@@ -401,6 +401,23 @@ class TestEqualBits:
             for out, lse in results[1:]:
                 assert torch.equal(out, results[0][0])
                 assert torch.equal(lse, results[0][1])
+
+    @pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=str)
+    @pytest.mark.parametrize("isa", ISAS)
+    def test_layouts(self, isa: str, dtype: torch.dtype) -> None:
+        ops = make_ops(2, isa)
+        mixed = ((200, 200), (90, 700), (1, 1300), (1, 77), (3, 40))
+        for group, head_dim, block_size in ((1, 64, 16), (2, 40, 32), (3, 64, 16), (5, 80, 48), (13, 24, 64)):
+            shape = Shape(mixed, 2 * group, 2, head_dim, block_size=block_size, dtype=dtype)
+            tokens = draw(shape)
+            for options in self.OPTIONS:
+                window = options.get("window")
+                rows, lanes, heads = (
+                    run(ops, lay_out(replace(shape, layout=layout), tokens, window=window), **options)
+                    for layout in (KVLayout.HND, KVLayout.HDN, KVLayout.NHD)
+                )
+                assert all(torch.equal(a, b) for a, b in zip(lanes, rows, strict=True))
+                assert all(torch.equal(a, b) for a, b in zip(heads, rows, strict=True))
 
     def test_repeated_calls(self, ops: AttentionOps) -> None:
         batch = lay_out(self.SHAPES[0], draw(self.SHAPES[0]))
@@ -479,6 +496,7 @@ class TestRefusals:
             ({"q_dtype": BF16}, "queries are fp32"),
             ({"kv_dtype": torch.float8_e4m3fn}, "fp32, bf16 or fp16"),
             ({"layout": KVLayout.MLA}, "latent"),
+            ({"layout": KVLayout.HDN, "block_size": 24}, "multiple of 16"),
             ({"kv_scale": "tensor"}, "scales"),
             ({"head_dim": 576}, "512"),
             ({"num_heads": 5}, "no multiple"),
@@ -503,3 +521,6 @@ class TestRefusals:
             ops.plan(replace(batch.meta, seq_lens=batch.meta.seq_lens.long()))
         with pytest.raises(native.NativeError, match="out of range"):
             run(ops, replace(batch, meta=replace(batch.meta, block_table=batch.meta.block_table[:, :5])))
+        odd = Shape(((1, 5),), block_size=8, layout=KVLayout.HDN)
+        with pytest.raises(native.NativeError, match="out of range"):
+            run(ops, lay_out(odd, draw(odd)))

@@ -10,14 +10,14 @@ import torch
 from octavo.backends.cpu.cache import CacheOps
 from octavo.backends.cpu.elementwise import ElementwiseOps
 from octavo.backends.cpu.native import NativeError
-from octavo.core.backend.kv import KVCache, KVCacheSpec, KVLayout
+from octavo.core.backend.kv import KVCache, KVCacheSpec, KVLayout, KVPool, torch_kv_view
 from octavo.core.backend.reference import cache as reference
 from octavo.core.backend.specs import CacheSpec
 from octavo.core.base.errors import UnsupportedOp
 
 NUM_BLOCKS, BLOCK_SIZE, KV_HEADS = 6, 5, 3
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LAYOUTS = (KVLayout.HND, KVLayout.NHD)
+LAYOUTS = (KVLayout.HND, KVLayout.NHD, KVLayout.HDN)
 
 
 @pytest.fixture
@@ -30,13 +30,12 @@ def normal(*shape, seed=0):
 
 
 def make_cache(dtype=torch.float32, layout=KVLayout.HND, head_dim=24, v_head_dim=20, fill=7.0):
-    def view(width):
-        if layout is KVLayout.NHD:
-            return torch.full((NUM_BLOCKS, BLOCK_SIZE, KV_HEADS, width), fill, dtype=dtype)
-        return torch.full((NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, width), fill, dtype=dtype).transpose(1, 2)
-
     spec = KVCacheSpec(KV_HEADS, head_dim, v_head_dim, dtype, BLOCK_SIZE)
-    return KVCache(spec, layout, NUM_BLOCKS, view(head_dim), view(v_head_dim))
+    storage = torch.empty(NUM_BLOCKS * spec.block_bytes, dtype=torch.uint8)
+    kv = torch_kv_view(KVPool(NUM_BLOCKS, spec.block_bytes, storage), spec, layout)
+    kv.key_NSKD.copy_(torch.full(kv.key_NSKD.shape, fill))
+    kv.value_NSKD.copy_(torch.full(kv.value_NSKD.shape, fill))
+    return kv
 
 
 def copy_of(kv):
@@ -105,7 +104,8 @@ class TestRopeWriteKv:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("interleaved", [False, True])
     @pytest.mark.parametrize("rotary_dim", [24, 10])
-    def test_equals_its_two_parts(self, make_context, isa, dtype, interleaved, rotary_dim):
+    @pytest.mark.parametrize("layout", [KVLayout.HND, KVLayout.HDN])
+    def test_equals_its_two_parts(self, make_context, isa, dtype, interleaved, rotary_dim, layout):
         context = make_context(2, isa)
         ops, rows = CacheOps(context), ElementwiseOps(context)
         fused = normal(4, 6 + 2 * KV_HEADS, 24)
@@ -113,7 +113,7 @@ class TestRopeWriteKv:
         kept = fused.clone()
         positions, slots = torch.tensor([3, 0, 49, 7]), torch.tensor([11, -1, 0, 29])
         table = normal(50, rotary_dim, seed=1)
-        kv = make_cache(dtype)
+        kv = make_cache(dtype, layout)
         want, want_q, want_k = copy_of(kv), torch.empty_like(q), torch.empty_like(k)
         rows.rotary(q, k, positions, table, out_q=want_q, out_k=want_k, interleaved=interleaved)
         ops.write_kv(want_k, v, want, slots)
