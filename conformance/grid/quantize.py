@@ -111,6 +111,8 @@ def _profiles(point: Point) -> frozenset[str]:
 
 
 def _faults(point: Point) -> frozenset[str]:
+    if point.kind == "tiny":
+        return frozenset({"quantize-no-saturation"})
     is_small = point.dtype == torch.float32 and point.kind == "exact" and point.k == 256
     return frozenset({"quantize-truncates"}) if is_small and point.group_size in {0, 32} else frozenset()
 

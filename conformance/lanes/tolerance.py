@@ -205,7 +205,11 @@ def rotary_bound(out: torch.Tensor, pair_size: torch.Tensor, *, dtype: torch.dty
     return rounding_bound(out, dtype=dtype, inner=3 * U32 * pair_size)
 
 
-def gate_bound(out: torch.Tensor, gate: torch.Tensor, *, dtype: torch.dtype) -> Bound:
-    """act(g)·u. exp and erf/tanh are good to a few ulp of their value; where act(g) cancels (g « 0: 1 + tanh, 1 + erf)
-    the error is absolute, an ulp of 1 times |g|. fp32: (4 ulp relative + ½·2 ulp·|g|)·|u|, taken with |out| ≤ |g u|."""
-    return rounding_bound(out, dtype=dtype, inner=4 * U32 * (out.abs() + gate.abs()))
+def gate_bound(out: torch.Tensor, product: torch.Tensor, *, dtype: torch.dtype) -> Bound:
+    """act(g)·u, product = g·u. exp and tanh are good to a few ulp of their value: 4·u32·|out|, two roundings included.
+
+    Where act(g) cancels (g « 0: 1 + tanh, 1 + erf) the error is absolute, ½|g·u| times that of tanh or erf. For erf
+    kernels commonly take Abramowitz & Stegun 7.1.26, which is off by 1.5e-7 = 2.5·u32, and evaluate it in fp32: five
+    Horner steps of terms up to 1.45, the last times an exponential: some 9·u32 more. ½·11.5·u32·|g·u|: 6·u32·|g·u|.
+    """
+    return rounding_bound(out, dtype=dtype, inner=U32 * (4 * out.abs() + 6 * product.abs()))
