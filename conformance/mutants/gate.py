@@ -38,6 +38,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     """Whether a mutant was caught.
 
     Attributes:
+        fault, source: as the mutant says.
         caught_by: the case; empty when it escaped.
         detail: what the case said.
         tried: how many cases ran.
@@ -45,6 +46,7 @@ class Verdict(msgspec.Struct, kw_only=True):
 
     mutant: str
     fault: str
+    source: str = ""
     caught_by: str = ""
     detail: str = ""
     tried: int = 0
@@ -55,7 +57,7 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 
 def mutants(modules: Sequence[str] = MODULES) -> dict[str, Mutant]:
-    """Every mutant by name. Raises ValueError for two of one name, or a case that names one that doesn't exist."""
+    """Every mutant by name. Raises ValueError for two of one name."""
     found: dict[str, Mutant] = {}
     for module in modules:
         for mutant in importlib.import_module(module).MUTANTS:
@@ -76,7 +78,7 @@ def unknown_faults(cases: Iterable[Case], known: Iterable[str]) -> dict[str, lis
 
 def try_mutant(mutant: Mutant, seed: int, cases: Iterable[Case] | None = None) -> Verdict:
     """Run the cases that name a mutant, and concern its backend, until one fails."""
-    verdict = Verdict(mutant=mutant.name, fault=mutant.fault)
+    verdict = Verdict(mutant=mutant.name, fault=mutant.fault, source=mutant.source)
     backend = mutant.make()
     facts = Facts.of(backend.capabilities)
     for case in catching(mutant.name, families().values() if cases is None else cases):
