@@ -163,7 +163,8 @@ def _ladder(quant_format: QuantFormat) -> torch.Tensor:
     if quant_format is QuantFormat.INT8:
         return torch.arange(128, dtype=torch.float64)
     table = quantise.fp8_values(is_fnuz=quant_format is QuantFormat.FP8_E4M3FNUZ)
-    return torch.unique(table[table >= 0])
+    values: torch.Tensor = torch.unique(table[table >= 0])
+    return values
 
 
 def _normal(point: Point, draw: Draw) -> torch.Tensor:

@@ -112,8 +112,8 @@ def _peel_gemm(spec: GemmSpec) -> Iterator[Decomposition]:
         )
     elif spec.bias:
         yield Decomposition((("gemm", replace(spec, bias=False)),), lambda parts, _: _GemmThenBias(parts[0]))
-    scheme = spec.weight.scheme
-    if scheme is not None and scheme.activation is None:
+    packed = spec.weight.scheme
+    if packed is not None and packed.activation is None:
         # Dequantised as it is placed, and kept in the activations' dtype.
         plain = replace(spec.weight, scheme=None, dtype=spec.x_dtype)
         yield Decomposition((("gemm", replace(spec, weight=plain)),), lambda parts, _: parts[0])
