@@ -33,6 +33,9 @@ FAMILIES = (
     "octavo.conformance.grid.merge_attention",
     "octavo.conformance.grid.mla",
     "octavo.conformance.grid.mla_parts",
+    "octavo.conformance.grid.cache",
+    "octavo.conformance.grid.rope_cache",
+    "octavo.conformance.grid.blocks",
 )
 """Modules with a function `cases() -> Iterable[Case]`, in the report's order."""
 

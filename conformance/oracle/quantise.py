@@ -61,6 +61,14 @@ def round_to_fp8(x: torch.Tensor, *, is_fnuz: bool) -> torch.Tensor:
     return torch.where(x < 0, -rounded, rounded)
 
 
+def codes_apart(codes: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """How many codes lie between an fp8 tensor's elements and the codes of value `want`, int64; NaN is far away."""
+    bits = codes.contiguous().view(torch.uint8).to(torch.int64)
+    wanted = want.to(codes.dtype).view(torch.uint8).to(torch.int64)  # exact: want holds values of codes
+    ordinals = [torch.where(b >= 128, 128 - b, b) for b in (bits, wanted)]
+    return torch.where(decode(codes).isnan(), 256, (ordinals[0] - ordinals[1]).abs())
+
+
 def quantise(x_TK: torch.Tensor, quant_format: QuantFormat, group_size: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Values of the codes [T, K] and fp32 scales [T, groups] or [1, 1], both widened to float64.
 
