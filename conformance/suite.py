@@ -27,15 +27,16 @@ FAMILIES = (
     "octavo.conformance.grid.moe_route",
     "octavo.conformance.grid.sample",
     "octavo.conformance.grid.all_reduce_norm",
+    "octavo.conformance.grid.cache",
+    "octavo.conformance.grid.rope_cache",
+    "octavo.conformance.grid.blocks",
     "octavo.conformance.grid.paged_attention",
-    "octavo.conformance.grid.program",
     "octavo.conformance.grid.attention",
     "octavo.conformance.grid.merge_attention",
     "octavo.conformance.grid.mla",
     "octavo.conformance.grid.mla_parts",
-    "octavo.conformance.grid.cache",
-    "octavo.conformance.grid.rope_cache",
-    "octavo.conformance.grid.blocks",
+    "octavo.conformance.grid.program",
+    "octavo.conformance.grid.invariance",
 )
 """Modules with a function `cases() -> Iterable[Case]`, in the report's order."""
 

@@ -50,6 +50,9 @@ MOVES = {
 }
 """Block ids of gather and scatter; scatter never takes "twice"."""
 
+CATCHES = {"chain": ("copies-at-once",), "some": ("interleaved-kv-as-contiguous",)}
+"""Faults by move."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -108,16 +111,16 @@ def cases() -> Iterable[Case]:
 def _points() -> Iterator[Point]:
     for op in OPS:
         moves = [m for m in (COPIES if op == OPS[0] else MOVES) if (op, m) != ("scatter_blocks", "twice")]
-        interleaved = ("interleaved-kv-as-contiguous",) if op != OPS[0] else ()
         for move in moves:
             if move == "far":
                 yield Point(op, move, F16, (8, 64, 64), catches=("block-id-16-bit",))
                 continue
-            yield Point(op, move, catches=interleaved if move == "some" else ())
+            yield Point(op, move, catches=CATCHES.get(move, ()))
         move = "chain" if op == OPS[0] else "some"
         for dtype, has_gaps in itertools.product((F32, BF16, F16, *FP8), (False, True)):
             if (dtype, has_gaps) != (F32, False):
-                yield Point(op, move, dtype, has_gaps=has_gaps)
+                strided = ("strided-kv-as-contiguous",) if dtype == F32 else ()
+                yield Point(op, move, dtype, has_gaps=has_gaps, catches=strided)
         for shape, block_size in itertools.product(((1, 32, 32), (3, 80, 80), (2, 192, 128), (5, 1, 3)), (1, 64, 256)):
             yield Point(op, move, BF16, shape, block_size)
         for dtype in (F32, BF16, *FP8):

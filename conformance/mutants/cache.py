@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from octavo.conformance.mutants.base import Call, Mutant, after, before
+from octavo.conformance.mutants.base import Call, Mutant, Op, after, around, before
 from octavo.conformance.mutants.paged import change_meta, change_views, picked, seq_lens, table, views
 from octavo.core.backend import KVCache
 
@@ -118,6 +118,15 @@ def a_slot_for_every_key(call: Call) -> None:
     call["slot_mapping_T"] = torch.cat((slots, beyond))
 
 
+@around
+def copies_at_once(_: Op, call: Call) -> None:
+    """One thread block per pair: what an earlier pair put into a source is not seen."""
+    sources, destinations = call["source_destination"].unbind(dim=1)
+    for blocks in views(call["kv"]):
+        for block, content in zip(destinations.tolist(), picked(blocks, sources), strict=True):
+            blocks[block] = content
+
+
 @before
 def scales_ignored(call: Call) -> None:
     call["k_scale"] = call["v_scale"] = None
@@ -193,6 +202,13 @@ MUTANTS = (
         "tensor libraries in which negative indices count from the end",
         (*WRITES, "write_mla"),
         last_slot_for_minus_one,
+    ),
+    Mutant(
+        "copies-at-once",
+        "pairs of a block copy run side by side: a chain of copies moves what was there before it",
+        "copy kernels with a thread block per pair",
+        "copy_blocks",
+        copies_at_once,
     ),
     Mutant(
         "more-keys-than-slots",

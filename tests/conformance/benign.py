@@ -106,7 +106,7 @@ def write_mla(ops: ReferenceOps) -> list[torch.Tensor]:
 
 def copy(ops: ReferenceOps) -> list[torch.Tensor]:
     kv = cache()
-    ops.copy_blocks(kv, torch.tensor([[1, 4], [4, 6]]))
+    ops.copy_blocks(kv, torch.tensor([[1, 4], [5, 6]]))
     return [kv.storage]
 
 
