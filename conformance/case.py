@@ -95,6 +95,13 @@ def stores_kv_in(dtype: torch.dtype) -> Requirement:
     return lambda facts: None if name in facts.kv_dtypes else f"it never keeps KV in {name}"
 
 
+def holds_bytes(nbytes: int) -> Requirement:
+    """Only devices on which this many bytes are a small part, an eighth, of memory: pools that are hardly touched."""
+    return lambda facts: (
+        None if facts.total_memory_bytes >= 8 * nbytes else f"a pool of {nbytes / 2**30:.1f} GiB is too large for it"
+    )
+
+
 def all_of(*requirements: Requirement) -> Requirement:
     """The first reason that any of them gives."""
     return lambda facts: next((why for r in requirements if (why := r(facts)) is not None), None)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.conformance.case import Case, stores_kv_in
+from octavo.conformance.case import Case, all_of, holds_bytes, stores_kv_in
 from octavo.conformance.draw import Draw
 from octavo.conformance.facts import dtype_name
 from octavo.conformance.finding import Finding
@@ -104,7 +104,7 @@ def cases() -> Iterable[Case]:
             build=functools.partial(BUILDERS[point.op], point),
             profiles=point.profiles,
             faults=frozenset(point.catches),
-            requires=stores_kv_in(point.dtype),
+            requires=all_of(stores_kv_in(point.dtype), holds_bytes(2**31 if point.move == "far" else 0)),
         )
 
 

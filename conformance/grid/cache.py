@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.conformance.case import Case, all_of, computes_in, stores_kv_in
+from octavo.conformance.case import Case, all_of, computes_in, holds_bytes, stores_kv_in
 from octavo.conformance.draw import Draw
 from octavo.conformance.facts import dtype_name
 from octavo.conformance.finding import Finding
@@ -111,7 +111,9 @@ def cases() -> Iterable[Case]:
             build=functools.partial(build, point),
             profiles=point.profiles,
             faults=frozenset(point.catches),
-            requires=all_of(computes_in(point.dtype), stores_kv_in(point.kv_dtype)),
+            requires=all_of(
+                computes_in(point.dtype), stores_kv_in(point.kv_dtype), holds_bytes(2**31 if point.is_big else 0)
+            ),
         )
 
 

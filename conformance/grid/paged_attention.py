@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 import torch
 
-from octavo.conformance.case import Case, all_of, computes_in, stores_kv_in
+from octavo.conformance.case import Case, all_of, computes_in, holds_bytes, stores_kv_in
 from octavo.conformance.draw import Draw
 from octavo.conformance.grid.attending import (
     FP8,
@@ -56,7 +56,9 @@ def cases() -> Iterable[Case]:
             build=functools.partial(build, point),
             profiles=_profiles(point),
             faults=frozenset(point.catches),
-            requires=all_of(computes_in(setting.dtype), stores_kv_in(setting.kv_dtype)),
+            requires=all_of(
+                computes_in(setting.dtype), stores_kv_in(setting.kv_dtype), holds_bytes(_pool_bytes(point))
+            ),
             timeout_s=300.0 if point.is_big else 60.0,
         )
 
@@ -136,6 +138,13 @@ def _pool(point: Point, batch: Batch, drawn: Drawn) -> HostPool:
         for bits in point.lost_bits:
             blocks.setdefault(block & ((1 << bits) - 1), None)
     return HostPool("kv", spec, batch.num_blocks, blocks, pad_bytes=pad, is_lazy=is_lazy)
+
+
+def _pool_bytes(point: Point) -> int:
+    """Of a pool that is mapped and hardly touched; 0 for an ordinary one."""
+    s = point.setting
+    spec = KVCacheSpec(s.kv_heads, s.head_dim, s.v_head_dim, s.kv_dtype, point.block_size)
+    return (max(point.candidates, default=-1) + 1) * spec.block_bytes
 
 
 def _run(point: Point, batch: Batch, bench: Bench) -> None:
