@@ -43,7 +43,7 @@ class EngineOutput:
         request_id, index: the request and its choice.
         token_ids: new tokens, none or several.
         logprobs: one entry per new token, when asked for.
-        prompt_logprobs: of newly computed prompt positions (the first prompt token has none), choice 0 only.
+        prompt_logprobs: of every prompt position but the first; once, on choice 0's first output.
         finish_reason, stop_reason: set on the choice's last output; stop_reason is the id that ended it.
         num_cached_tokens: prompt tokens taken from the prefix cache.
         error: why the choice failed, with finish_reason ERROR.

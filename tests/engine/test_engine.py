@@ -120,6 +120,7 @@ def test_replies_do_not_depend_on_how_they_are_scheduled(null: NullWorld, case: 
 
 @pytest.mark.parametrize("case", ["ample", "tight", "windows-tight", "priorities-tight", "small-steps"])
 def test_requests_come_and_go_at_any_moment(null: NullWorld, case: str) -> None:
+    """sglang#35270, sglang-jax#982: blocks that choices share are counted and freed once, whoever ends first."""
     facts, options = CONFIGS[case]
     engine = null.engine(facts, **({"num_kv_blocks": 600, "max_num_batched_tokens": 64, "max_num_seqs": 64} | options))
     rng = random.Random(7)

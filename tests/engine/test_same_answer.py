@@ -137,7 +137,7 @@ def test_with_four_choices(case: Any) -> None:
 
 def test_on_any_number_of_threads(case: Any) -> None:
     make, alone = case
-    with make(num_threads=1) as llm:
+    with make(num_threads=1, deterministic=True) as llm:
         assert answers(llm, range(NUM_REQUESTS)) == alone
 
 

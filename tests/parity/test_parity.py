@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from octavo import LLM
+from octavo import LLM, SamplingParams
 from octavo.core.load.demos import locate_demo
 from tests.parity.reference import MAX_EXCUSED_SHARE, Comparison, Reference, compare, greedy, load, tokens_of
 
@@ -69,6 +69,17 @@ def test_a_few_prompts(model: str, reference: Reference, llm: LLM) -> None:
     with llm_of(model, long_prefill_threshold=7, max_model_len=256) as other:
         for _ in range(2):
             assert [tokens_of(output) for output in greedy(other, prompts, lengths)] == alone.found
+
+
+def test_tiny_temperatures_are_greedy(model: str, reference: Reference, llm: LLM) -> None:
+    """vllm#3063, #2937: logits overflow at temperatures from 1e-4 to 1e-5."""
+    record = reference.records[A_FEW[model][0]]
+    params = [
+        SamplingParams(temperature=temperature, seed=1, max_tokens=A_FEW_TOKENS, ignore_eos=True)
+        for temperature in (0, 1e-7, 1e-5, 1e-4)
+    ]
+    outputs = llm.generate([record.prompt_token_ids] * len(params), params)
+    assert [tokens_of(output) for output in outputs] == [record.token_ids[:A_FEW_TOKENS]] * len(params)
 
 
 @pytest.mark.parity
