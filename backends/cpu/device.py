@@ -2,7 +2,7 @@
 
     CpuBackend ──┬── NativeContext   its threads and kernels (None without a compiler: the reference runs)
                  ├── CpuOps          the kernels as ops
-                 └── KV pools        flat bytes, in huge pages that the system hands out as blocks are first written
+                 └── KV pools        flat bytes, which the system hands out page by page as blocks are first written
 
 Everything runs in the order of the calls, so events are done as soon as they are recorded and nothing is
 asynchronous. While own kernels work, torch keeps to one thread: its pool and theirs would fight for the same cores.
@@ -18,7 +18,6 @@ import torch
 from octavo.backends.cpu import native
 from octavo.backends.cpu.attention import LANES
 from octavo.backends.cpu.host import cpu_name
-from octavo.backends.cpu.memory import reserve
 from octavo.backends.cpu.ops import CpuOps
 from octavo.backends.cpu.threads import default_num_threads
 from octavo.core.backend import (
@@ -101,8 +100,8 @@ class CpuBackend:
                 field="num_kv_blocks",
             )
         try:
-            storage = reserve(nbytes)
-        except (OSError, RuntimeError) as error:
+            storage = torch.empty(nbytes, dtype=torch.uint8)
+        except RuntimeError as error:
             raise ConfigError(
                 f"the system refuses {nbytes / GIB:.2f} GiB for a KV pool: {error}; lower num_kv_blocks",
                 field="num_kv_blocks",
