@@ -107,6 +107,7 @@ setup(
     package_data={
         "": ["py.typed", "*.toml", "*.md"],
         "octavo.conformance.report": ["page.html", "schema.json"],
+        "octavo.core.cli": ["skeleton/*.in"],
         "octavo.backends.cpu": ["native/*.h", "native/*.inc", "native/*.cpp"],
     },
     ext_modules=[Extension("octavo.kernels", sources=[])],  # makes the wheel one for a platform; BuildKernels builds it

@@ -36,39 +36,43 @@ class Queue:
 
     def __init__(self) -> None:
         self.latency_s = 0.0
-        self.work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._queued = self._done = 0
         self._error: Exception | None = None
         threading.Thread(target=self._run, name="acme", daemon=True).start()
 
+    def put(self, work: Callable[[], object]) -> None:
+        self._queued += 1
+        self._work.put(work)
+
     def event(self) -> Event:
-        """Set when all work put so far is done."""
         passed = Event()
-        self.work.put(passed.set)
+        self.put(passed.set)
         return passed
 
     def wait(self) -> None:
-        self.event().wait()
-        if (error := self._error) is not None:
-            self._error = None
+        if self._done < self._queued:
+            self.event().wait()
+        error, self._error = self._error, None
+        if error is not None:
             raise error
 
     def _run(self) -> None:
         with torch.inference_mode():
             while True:
-                work = self.work.get()
+                work = self._work.get()
                 time.sleep(self.latency_s)
                 try:
                     work()
                 except Exception as error:
                     self._error = self._error or error
+                self._done += 1
 
 
 QUEUE = Queue()
 
 
 class AcmeTensor(torch.Tensor):
-    """A tensor on acme."""
-
     raw: torch.Tensor
 
     @staticmethod
@@ -107,7 +111,7 @@ def raw(tree: Any) -> Any:
 def launch(kernel: Callable[..., None], *args: Any) -> None:
     """Queue a kernel over the bytes of its arguments."""
     inner = raw(args)
-    QUEUE.work.put(lambda: kernel(*inner))
+    QUEUE.put(lambda: kernel(*inner))
 
 
 def allocate(*shape: int, dtype: torch.dtype | None = None) -> AcmeTensor:
@@ -123,7 +127,6 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, _non_blocking: bool =
     return target
 
 
-# How torch makes and fills tensors where no acme tensor is among the arguments.
 ATEN = torch.library.Library("aten", "IMPL")
 ATEN.impl("_copy_from", _copy_from, "PrivateUse1")
 ATEN.impl("empty.memory_format", lambda size, dtype=None, **_: allocate(*size, dtype=dtype), "PrivateUse1")

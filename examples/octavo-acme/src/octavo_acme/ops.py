@@ -21,8 +21,6 @@ FLOATS = (torch.float32, torch.bfloat16)
 
 
 class AcmeWeight:
-    """A plain weight in tiles."""
-
     def __init__(self, spec: api.WeightSpec) -> None:
         self.spec = spec
         self.tiles = allocate(-(-spec.out_features // TILE), spec.in_features, TILE, dtype=spec.dtype)
