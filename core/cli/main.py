@@ -33,6 +33,7 @@ COMMANDS = {
     "plan": Command("plan", "tell what fits in memory, before loading anything"),
     "bench": Command("bench", "measure throughput or latency"),
     "backends": Command("backends", "list the device backends, and why one can't run here"),
+    "backend": Command("backend", "begin a backend of your own"),
     "conform": Command("conform", "tell whether a backend's numbers are right"),
     "doctor": Command("doctor", "check this machine and say what to mend"),
     "explain-config": Command("explain_config", "show every setting, its value and where it came from"),
