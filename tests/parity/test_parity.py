@@ -23,6 +23,8 @@ NUM_PROMPTS, NUM_TOKENS = 40, 64
 A_FEW = {"smollm2": (3, 8, 13, 28), "gemma3-270m": (2, 13, 28)}
 A_FEW_TOKENS = 16
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def llm_of(model: str, **options: Any) -> LLM:
     return LLM(model, **({"backend": "cpu", "dtype": "float32", "progress": False, "max_model_len": 2048} | options))
@@ -39,6 +41,13 @@ def reference(model: str) -> Reference:
 
 
 @pytest.fixture(scope="module")
+def chunked(model: str) -> Iterator[LLM]:
+    """The model as every run of the tests loads it: prompts in chunks of 7, with the prefix cache."""
+    with llm_of(model, long_prefill_threshold=7, max_model_len=256) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
 def llm(model: str) -> Iterator[LLM]:
     """The model with no cache, for requests alone."""
     with llm_of(model, enable_prefix_caching=False) as made:
@@ -50,35 +59,34 @@ def check(comparison: Comparison) -> None:
     assert len(comparison.excused) <= MAX_EXCUSED_SHARE * comparison.num_tokens
 
 
-def test_the_reference_is_of_this_file_and_these_prompts(model: str, reference: Reference, llm: LLM) -> None:
+def test_the_reference_is_of_this_file_and_these_prompts(model: str, reference: Reference, chunked: LLM) -> None:
     assert hashlib.sha256(Path(locate_demo(model)).read_bytes()).hexdigest() == reference.sha256
     assert len(reference.prompts) == len(set(reference.prompts)) == len(reference.records) == NUM_PROMPTS
     for prompt, record in zip(reference.prompts, reference.records, strict=True):
-        assert llm.tokenizer.encode(prompt) == record.prompt_token_ids
+        assert chunked.tokenizer.encode(prompt) == record.prompt_token_ids
         assert 5 <= len(record.prompt_token_ids) <= 210
         assert len(record.token_ids) == len(record.gaps) == NUM_TOKENS
 
 
-def test_a_few_prompts(model: str, reference: Reference, llm: LLM) -> None:
-    """The part of parity that every run of the tests checks: alone, then in one batch, in chunks, with a hot cache."""
+def test_a_few_prompts(model: str, reference: Reference, chunked: LLM) -> None:
+    """The part of parity that every run checks: alone with a cold cache, then in one batch with a hot one."""
     records = [reference.records[i] for i in A_FEW[model]]
-    alone = compare(llm, records, num_tokens=A_FEW_TOKENS)
+    alone = compare(chunked, records, num_tokens=A_FEW_TOKENS)
     assert alone.wrong == []
     assert len(alone.excused) <= 1
-    prompts, lengths = [record.prompt_token_ids for record in records], [A_FEW_TOKENS] * len(records)
-    with llm_of(model, long_prefill_threshold=7, max_model_len=256) as other:
-        for _ in range(2):
-            assert [tokens_of(output) for output in greedy(other, prompts, lengths)] == alone.found
+    together = greedy(chunked, [record.prompt_token_ids for record in records], [A_FEW_TOKENS] * len(records))
+    assert [tokens_of(output) for output in together] == alone.found
+    assert sum(output.num_cached_tokens for output in together) > 0
 
 
-def test_tiny_temperatures_are_greedy(model: str, reference: Reference, llm: LLM) -> None:
+def test_tiny_temperatures_are_greedy(model: str, reference: Reference, chunked: LLM) -> None:
     """vllm#3063, #2937: logits overflow at temperatures from 1e-4 to 1e-5."""
     record = reference.records[A_FEW[model][0]]
     params = [
         SamplingParams(temperature=temperature, seed=1, max_tokens=A_FEW_TOKENS, ignore_eos=True)
         for temperature in (0, 1e-7, 1e-5, 1e-4)
     ]
-    outputs = llm.generate([record.prompt_token_ids] * len(params), params)
+    outputs = chunked.generate([record.prompt_token_ids] * len(params), params)
     assert [tokens_of(output) for output in outputs] == [record.token_ids[:A_FEW_TOKENS]] * len(params)
 
 
