@@ -116,7 +116,8 @@ def product_bound(
     √2·u_in·√Σ(ab)². `slope` is by how much the epilogue stretches an error of the product (a gate).
 
     `operand_unit`: an operand that the op computes itself (a normalised x, a dequantised weight) may be rounded with
-    this unit before the product: independent errors of u·|ab| at most: √2·u·√Σ(ab)², as above.
+    this unit before the product: independent errors of u·|ab| at most: √2·u·√Σ(ab)², as above. Of one scale and codes
+    1, 2, 4 the products round alike: all weights may be off by one factor, which the gain's unit has to hold.
     `relative`: an error common to all terms of an output (the norm's 1/rms): relative·|c|.
     """
     u_o, spread = UNIT[dtype], squares.sqrt()
@@ -125,10 +126,11 @@ def product_bound(
     if x_dtype == torch.float32 and accumulation.operand_unit:
         summing = summing + math.sqrt(2) * accumulation.operand_unit * spread
     summing = (summing + math.sqrt(2) * operand_unit * spread + relative * c.abs()) * slope
+    common = operand_unit + (accumulation.operand_unit if operand_unit and x_dtype == torch.float32 else 0.0)
     sigma = (u_o**2 / 3 * c.square() + summing.square()).sqrt()
     # Two ulp of fp32 for what an epilogue computes in fp32 (bias, gate, residual) before the one rounding to dtype.
     element = 2 * u_o * c.abs() + 4 * summing + 2 * U32 * c.abs() + SUBNORMAL.get(dtype, 0.0)
-    return Bound(element, sigma, u_o)
+    return Bound(element, sigma, u_o + common)
 
 
 def norm_bound(out: torch.Tensor, *, width: int, dtype: torch.dtype) -> Bound:
