@@ -8,6 +8,7 @@ PIP_ARGS ?=
 MODEL    ?= smollm2
 PROMPT   ?= Why is the sky blue? Answer in two sentences.
 TESTS    ?= tests
+JOBS     ?=
 BACKEND  ?= cpu
 PROFILE  ?= core
 
@@ -31,8 +32,8 @@ run: $(VENV)/.octavo-run ## set everything up and answer PROMPT with MODEL, stre
 test: $(VENV)/.octavo-dev ## set up what the tests need and run them (TESTS=path for some)
 	$(BIN)/python -m pytest -q $(TESTS)
 
-nightly: $(VENV)/.octavo-dev ## the tests with millions of random steps; takes hours
-	OCTAVO_NIGHTLY=1 $(BIN)/python -m pytest -q -m "not parity" --timeout=0 $(TESTS)
+nightly: $(VENV)/.octavo-dev ## millions of random steps and more; takes hours, rewrites docs/reports/nightly.md (JOBS=names)
+	$(BIN)/python tests/nightly.py $(JOBS)
 
 parity: $(VENV)/.octavo-dev ## compare 40 prompts of each demo model with Hugging Face's tokens; takes minutes
 	$(BIN)/python -m pytest -q -rP -m parity --timeout=0 tests/parity

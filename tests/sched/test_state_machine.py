@@ -168,7 +168,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=30_000 if NIGHTLY else 250,
+    max_examples=int(os.environ.get("OCTAVO_NIGHTLY_HISTORIES", "30000")) if NIGHTLY else 250,
     stateful_step_count=40,
     derandomize=not NIGHTLY,
     deadline=None,
