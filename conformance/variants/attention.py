@@ -80,6 +80,42 @@ def paged_attention_with(scheme: Scheme) -> Op:
     return paged_attention
 
 
+def attention_with(scheme: Scheme) -> Op:
+    """The contract's attention over contiguous keys, computed by a scheme."""
+
+    def attention(
+        q_THD: torch.Tensor,
+        k_SKD: torch.Tensor,
+        v_SKD: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        kv_start_loc: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        causal: bool = True,
+        softmax_scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
+    ) -> None:
+        rule = Rule(softmax_scale, causal, window, softcap, sinks_H)
+        row_bounds, key_bounds = query_start_loc.tolist(), kv_start_loc.tolist()
+        for b in range(len(row_bounds) - 1):
+            rows, keys = slice(*row_bounds[b : b + 2]), slice(*key_bounds[b : b + 2])
+            if rows.start == rows.stop:
+                continue
+            position = (keys.stop - keys.start) - (rows.stop - rows.start)
+            first, stop = rule.keys(position, rows, keys.stop - keys.start)
+            seen = slice(keys.start + first, keys.start + stop)
+            k, v = k_SKD[seen].float(), v_SKD[seen].float()
+            result, result_lse = attend(q_THD[rows], k, v, rule, scheme, first_row=position, first_key=first)
+            out[rows].copy_(result)
+            if lse is not None:
+                lse[rows].copy_(result_lse)
+
+    return attention
+
+
 def attend(
     q_QHD: torch.Tensor,
     k_LKD: torch.Tensor,
@@ -159,7 +195,8 @@ def _finished(parts: list[Part], rule: Rule) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _variant(name: str, what: str, scheme: Scheme) -> Variant:
-    return Variant(f"attention-{name}", what, ("paged_attention",), {"paged_attention": paged_attention_with(scheme)})
+    ops = {"paged_attention": paged_attention_with(scheme), "attention": attention_with(scheme)}
+    return Variant(f"attention-{name}", what, tuple(ops), ops)
 
 
 VARIANTS = (

@@ -11,10 +11,9 @@ from octavo.conformance.case import Case
 from octavo.conformance.facts import Facts
 from octavo.conformance.harness.judge import judge
 from octavo.conformance.harness.result import Status
-from octavo.conformance.suite import families, select
+from octavo.conformance.suite import select
 from octavo.conformance.variants import attention, data, product, rows
 from octavo.conformance.variants.base import Variant
-from octavo.core.backend import OP_NAMES
 
 VARIANTS: tuple[Variant, ...] = (*product.VARIANTS, *attention.VARIANTS, *rows.VARIANTS, *data.VARIANTS)
 
@@ -57,11 +56,6 @@ def try_variant(variant: Variant, seed: int, profile: str, *, only: str | None =
 
 
 def _cases(variant: Variant, profile: str, only: str | None) -> list[Case]:
-    chosen = families().values() if only is None else _selected(profile, only)
-    names = {case.name for case in select(profile)}
-    mine = [case for case in chosen if case.op in variant.concerns and case.name in names]
-    return [altered for case in mine if (altered := variant.alter(case)) is not None] + variant.cases()
-
-
-def _selected(profile: str, only: str) -> list[Case]:
-    return select(profile, op=only) if only in OP_NAMES else select(profile, name=only)
+    mine = [case for case in select(profile) if case.op in variant.concerns]
+    altered = [other for case in mine if (other := variant.alter(case)) is not None] + variant.cases()
+    return [case for case in altered if only is None or case.op == only or case.name.startswith(only)]
