@@ -2,8 +2,8 @@
 
     python tests/nightly.py [JOB ...]     jobs by name, all by default; rewrites their rows in docs/reports/nightly.md
 
-Each job is a selection of tests run with OCTAVO_NIGHTLY=1: new random examples each time, and many more of them. How many
-random histories the scheduler gets is $OCTAVO_NIGHTLY_HISTORIES (30,000 by default, 4 to 5 million steps).
+Each job is a selection of tests run with OCTAVO_NIGHTLY=1: new random examples each time, and many more of them. How
+many random histories the scheduler gets is $OCTAVO_NIGHTLY_HISTORIES (30,000 by default, 4 to 5 million steps).
 """
 
 import json
