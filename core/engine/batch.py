@@ -71,9 +71,6 @@ class InputBatch:
         self._row_of: dict[str, int] = {}
         self._free_rows = list(range(max_num_seqs))[::-1]
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._row_of
-
     def add(self, new: NewRequest) -> None:
         """Give a request that was admitted (or resumed) in this step a row."""
         row = self._row_of[new.request_id] = self._free_rows.pop()
@@ -92,10 +89,6 @@ class InputBatch:
             if block_ids:
                 self._append_blocks(group, row, block_ids)
 
-    def replace_blocks(self, request_id: str, group: int, index: int, block_id: int) -> None:
-        """Name another block at one place of a table (copy on write)."""
-        self._tables[group][self._row_of[request_id], index] = block_id
-
     def append_tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Add sampled tokens to a row."""
         row = self._row_of[request_id]
@@ -107,11 +100,6 @@ class InputBatch:
         """Free a row. Unknown ids are ignored: a request may end before it was ever scheduled."""
         if (row := self._row_of.pop(request_id, None)) is not None:
             self._free_rows.append(row)
-
-    def tokens(self, request_id: str) -> Int32:
-        """All known token ids of a request, a view."""
-        row = self._row_of[request_id]
-        return self._tokens[row, : self._length[row]]
 
     def length(self, request_id: str) -> int:
         """How many tokens of a request are known."""
