@@ -152,7 +152,7 @@ def _faults(point: Point) -> frozenset[str]:
     scheme, names = point.scheme, set()
     if point.lane != "exact" or point.m not in {3, 33} or point.dtype != F32:
         return frozenset()
-    if scheme.format is INT4 and not scheme.symmetric:
+    if scheme.format is INT4 and not scheme.symmetric and scheme.group_size >= 0:
         names.add("int4-zero-point-wrapped")
         if scheme.group_size == 32:
             names.add("int4-zero-point-stale-at-32")

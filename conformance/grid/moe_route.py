@@ -140,7 +140,7 @@ def _faults(point: Point) -> frozenset[str]:
         names = names | {"nan-router-row"}
     if point.tokens == 5:
         names = names | {"moe-weights-wrong-at-one-pair"}
-        if point.experts > 256 and point.top_k in {1, 8}:
+        if point.experts > 256 and point.top_k == 8:
             names = names | {"expert-index-above-255"}
     return frozenset(names)
 

@@ -129,9 +129,9 @@ def _profiles(point: Point) -> frozenset[str]:
 
 def _faults(point: Point) -> frozenset[str]:
     names = set()
-    if point.lane == "exact" and point.fill == "ties":
+    if point.lane == "exact" and point.fill == "ties" and point.rows > 1:
         names.add("greedy-tie-highest-id")
-    if point.fill == "halves":
+    if point.fill == "halves" and point.parameters[0][2] < 1:
         names.add("top-p-off-by-one")
     return frozenset(names)
 

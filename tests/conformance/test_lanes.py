@@ -10,12 +10,13 @@ import torch
 from octavo.conformance.draw import Draw
 from octavo.conformance.facts import Facts
 from octavo.conformance.harness.host import CAPABILITIES
-from octavo.conformance.lanes import probe
+from octavo.conformance.lanes import codes, probe
 from octavo.conformance.lanes.distribution import fits, valid
 from octavo.conformance.lanes.exact import exact, power_of_two_scales, product
 from octavo.conformance.lanes.statistical import statistical
 from octavo.conformance.oracle import attention as oracle
 from octavo.conformance.oracle import quantise
+from octavo.core.backend import QuantFormat
 
 
 def draw(name: str = "t") -> Draw:
@@ -132,3 +133,22 @@ def test_fp8_codes_and_rounding_agree_with_torch_inside_the_range(dtype: torch.d
     x = torch.linspace(-230, 230, 4001)
     assert torch.equal(quantise.round_to_fp8(x, is_fnuz=is_fnuz), x.to(dtype).double())
     assert float(quantise.round_to_fp8(torch.tensor([1e6]), is_fnuz=is_fnuz)) == (240.0 if is_fnuz else 448.0)
+
+
+@pytest.mark.parametrize("quant_format", [QuantFormat.INT8, QuantFormat.FP8_E4M3FN, QuantFormat.FP8_E4M3FNUZ])
+def test_a_code_may_be_one_off_but_not_two_and_not_many_may(quant_format: QuantFormat) -> None:
+    want, scales = quantise.quantise(draw("codes").normal(16, 64), quant_format)
+    ladder = torch.unique(want)
+
+    def moved(count: int, steps: int) -> torch.Tensor:
+        got = want.clone().flatten()
+        places = torch.searchsorted(ladder, got[:count])
+        got[:count] = ladder[torch.where(places >= len(ladder) // 2, places - steps, places + steps)]
+        return got.view_as(want)
+
+    assert codes.near("out", want, want, quant_format).ok
+    assert codes.near("out", moved(1, 1), want, quant_format).ok
+    assert not codes.near("out", moved(1, 8), want, quant_format).ok
+    assert not codes.near("out", moved(200, 1), want, quant_format).ok
+    assert codes.scales("scales", scales.float(), scales).ok
+    assert not codes.scales("scales", (scales * (1 + 2**-20)).float(), scales).ok
