@@ -69,6 +69,8 @@ class StepBuffers:
         plans: one per KV group, in group order.
         logit_rows_R: int64 [R]; the tokens whose logits are wanted.
         logits_RV: fp32 [R, V]; written by the step.
+
+    Where a device takes only token buckets, T and R are padded; see AttentionMetadata.
     """
 
     token_ids_T: torch.Tensor
@@ -142,7 +144,10 @@ class DeviceBackend(Protocol):
         """One layer's typed view of a pool, in the backend's layout."""
 
     def compile(self, step: StepFunction, bucket: int | None, buffers: StepBuffers | None) -> Program:
-        """Make a step ready for a token bucket (None: any shape)."""
+        """Make a step ready: for any shape (None, None), or for a token bucket and the very shapes of `buffers`.
+
+        With buckets it is called when a shape first comes up: once a bucket, and once more for steps that score prompts.
+        """
 
     def record_event(self) -> Event:
         """An event after all work queued so far."""

@@ -107,6 +107,9 @@ class AttentionMetadata:
         block_table: [B, max_blocks] int32; padding and blocks that left a window hold valid ids of any block.
         slot_mapping: [T] int64; where each token's K and V go; -1 writes nothing.
         block_size: tokens of a block in this group.
+
+    Where a device takes only token buckets the tensors are longer than B and T: padding requests have no queries and
+    length 0 (query_start_loc repeats T), padding tokens belong to no request and have slot -1.
     """
 
     num_requests: int
