@@ -146,7 +146,7 @@ class DeviceBackend(Protocol):
     def compile(self, step: StepFunction, bucket: int | None, buffers: StepBuffers | None) -> Program:
         """Make a step ready: for any shape (None, None), or for a token bucket and the very shapes of `buffers`.
 
-        With buckets it is called when a shape first comes up: once a bucket, and once more for steps that score prompts.
+        With buckets it is called when a shape first comes up: once a bucket, once more where steps score prompts.
         """
 
     def record_event(self) -> Event:

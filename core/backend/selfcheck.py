@@ -47,8 +47,9 @@ def _missing(name: str, backend: DeviceBackend) -> Iterator[str]:
     for method, value in vars(DeviceBackend).items():
         if not method.startswith("_") and callable(value) and not _implements(backend, DeviceBackend, method):
             yield f"its device has no method {method}"
-    if backend.name != name:
-        yield f"its device calls itself {backend.name!r}"
+    called = backend.name
+    if called != name:
+        yield f"its device calls itself {called!r}"
     if not isinstance(backend.capabilities, Capabilities):
         yield f"its capabilities are a {type(backend.capabilities).__name__}, not Capabilities"
     own = [op for op in OP_NAMES if hasattr(type(backend.ops), op) or op in vars(backend.ops)]
