@@ -56,3 +56,12 @@ def test_an_editable_install_without_the_links_is_refused(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert done.stderr.startswith("src/octavo/core is not a link to core/")
+
+
+def test_a_wheel_holds_the_templates_of_a_new_backend(read_setup):
+    command = read_setup(ROOT, "bdist_wheel").get_command_obj("build_py")
+    command.ensure_finalized()
+    held = {
+        Path(name).name for package, _, _, names in command.data_files if package == "octavo.core.cli" for name in names
+    }
+    assert held >= {path.name for path in (ROOT / "core/cli/skeleton").iterdir()}
