@@ -21,7 +21,7 @@ from octavo.core.backend.ops import StepPlan
 from octavo.core.backend.specs import AttentionSpec, OpSpec, RowSpec, Unsupported
 from octavo.core.base.errors import UnsupportedOp
 
-MAX_HEAD_DIM = 512
+MAX_HEAD_DIM = 576
 """kMaxHeadDim in native/attention_plan.h."""
 
 LANES = 16

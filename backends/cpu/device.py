@@ -11,6 +11,7 @@ asynchronous. While own kernels work, torch keeps to one thread: its pool and th
 from __future__ import annotations
 
 import platform
+import weakref
 from typing import Any, cast
 
 import torch
@@ -65,7 +66,7 @@ class CpuBackend:
         self._context = native.NativeContext(library, num_threads) if library is not None else None
         self._torch_threads = torch.get_num_threads()
         torch.set_num_threads(1 if self._context is not None else num_threads)
-        self._pool_bytes = 0
+        self._live_pools: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
         self.device = torch.device("cpu")
         self._cpu_ops = CpuOps(self._context)
         self.ops = cast(Ops, self._cpu_ops)
@@ -92,7 +93,7 @@ class CpuBackend:
         nbytes = num_blocks * block_bytes
         free = self.memory_info().free_bytes
         # The system hands out pages only when they are written: pools that are still empty look free.
-        wanted = self._pool_bytes + nbytes
+        wanted = sum(pool.nbytes for pool in self._live_pools) + nbytes
         if wanted > free:
             raise ConfigError(
                 f"KV pools of {wanted / GIB:.2f} GiB do not fit: {free / GIB:.2f} GiB of memory are free; "
@@ -106,7 +107,7 @@ class CpuBackend:
                 f"the system refuses {nbytes / GIB:.2f} GiB for a KV pool: {error}; lower num_kv_blocks",
                 field="num_kv_blocks",
             ) from error
-        self._pool_bytes = wanted
+        self._live_pools.add(storage)
         return KVPool(num_blocks, block_bytes, storage)
 
     def kv_view(self, pool: KVPool, spec: KVCacheSpec) -> KVCache:
@@ -140,7 +141,6 @@ class CpuBackend:
         if self._torch_threads:
             torch.set_num_threads(self._torch_threads)
             self._torch_threads = 0
-        self._pool_bytes = 0
 
 
 def _kv_layout(spec: KVCacheSpec) -> KVLayout:

@@ -89,10 +89,12 @@ def test_specs_of_other_shapes_view_the_same_pool(backend: DeviceBackend) -> Non
 
 def test_pools_beyond_free_memory_are_refused_together(backend: DeviceBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "memory_info", lambda: MemoryInfo(GIB, GIB))
-    backend.allocate_kv_pool(600, 2**20)
+    first = backend.allocate_kv_pool(600, 2**20)
     with pytest.raises(ConfigError, match=r"1\.17 GiB do not fit: 1\.00 GiB .* lower num_kv_blocks") as error:
         backend.allocate_kv_pool(600, 2**20)  # the first is untouched, so the system still calls it free
     assert error.value.field == "num_kv_blocks"
+    del first
+    backend.allocate_kv_pool(600, 2**20)  # a pool that is gone no longer counts
 
 
 def test_memory_info_is_plausible(backend: DeviceBackend) -> None:

@@ -22,7 +22,7 @@ constexpr int kLanes = 16;         // keys of a vector
 constexpr int kTileKeys = 64;
 constexpr int kSplitKeys = 512;
 constexpr int kUnitRows = 72;      // a multiple of the kernels' six rows, and of many group sizes
-constexpr int kMaxHeadDim = 512;
+constexpr int kMaxHeadDim = 576;
 
 struct AttentionItem {
     int32_t request;

@@ -498,7 +498,7 @@ class TestRefusals:
             ({"layout": KVLayout.MLA}, "latent"),
             ({"layout": KVLayout.HDN, "block_size": 24}, "multiple of 16"),
             ({"kv_scale": "tensor"}, "scales"),
-            ({"head_dim": 576}, "512"),
+            ({"head_dim": 577}, "576"),
             ({"num_heads": 5}, "no multiple"),
         ):
             refusal = ops.supports("paged_attention", replace(self.SPEC, **change))
