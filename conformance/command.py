@@ -25,6 +25,7 @@ from octavo.conformance.session import Settings, conform, fresh_seed, selected
 from octavo.conformance.suite import families
 from octavo.conformance.variants import gate as variants
 from octavo.conformance.verify import DEFAULT_SHARE, verify
+from octavo.conformance.version import SUITE_VERSION
 from octavo.core.base.errors import ConfigError
 from octavo.core.base.names import did_you_mean
 
@@ -131,7 +132,7 @@ def _mutants(args: argparse.Namespace) -> int:
         print(f"{verdict.mutant:<34}{by}", flush=True)
     caught = sum(verdict.is_caught for verdict in verdicts)
     print(f"{caught}/{len(verdicts)} mutants caught in {time.monotonic() - started:.0f} s, seed {seed}")
-    _write(args.json, _gate_json(seed, verdicts))
+    _write(args.json, _gate_json(verdicts, seed=seed))
     return MET if verdicts and caught == len(verdicts) else NOT_MET
 
 
@@ -150,12 +151,12 @@ def _variants(args: argparse.Namespace) -> int:
     tried = sum(verdict.tried for verdict in verdicts)
     print(f"{alarms} false alarms in {tried} cases of {len(variants.VARIANTS)} variants x {count} seeds, ", end="")
     print(f"{time.monotonic() - started:.0f} s")
-    _write(args.json, _gate_json(settings.seed, verdicts))
+    _write(args.json, _gate_json(verdicts, seed=settings.seed, seeds=count, profile=profile))
     return MET if tried and not alarms else NOT_MET
 
 
-def _gate_json(seed: int, verdicts: Sequence[msgspec.Struct]) -> bytes:
-    document: dict[str, Any] = {"seed": seed, "verdicts": verdicts}
+def _gate_json(verdicts: Sequence[msgspec.Struct], **what: int | str) -> bytes:
+    document: dict[str, Any] = what | {"suite_version": SUITE_VERSION, "verdicts": verdicts}
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
