@@ -46,7 +46,7 @@ class SingleRank:
     capturable = True
 
     def all_reduce(self, x: torch.Tensor, *, out: torch.Tensor) -> None:
-        if out.data_ptr() != x.data_ptr():
+        if out is not x:  # addresses tell nothing on a device whose tensors have none on the host
             out.copy_(x)
 
     def all_gather(self, x: torch.Tensor, *, out: torch.Tensor) -> None:
