@@ -3,8 +3,11 @@
 `make nightly` sets OCTAVO_NIGHTLY=1: new random examples each night, and many more of them.
 """
 
+import logging
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from octavo.core.base.config import EngineConfig, ServeConfig
@@ -18,3 +21,14 @@ for option in [*options_of(EngineConfig).values(), *options_of(ServeConfig).valu
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("nightly", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("nightly" if os.environ.get("OCTAVO_NIGHTLY") == "1" else "default")
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """The command line sets logging up for its process; a test that ran it must leave none of that to the next."""
+    root, octavo = logging.getLogger(), logging.getLogger("octavo")
+    before = root.handlers[:], root.level, octavo.level
+    yield
+    root.handlers[:], level, octavo_level = before
+    root.setLevel(level)
+    octavo.setLevel(octavo_level)

@@ -100,8 +100,7 @@ class AsyncEngine:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        self.config = EngineConfig(model=model, **options)
-        self.config.validate()
+        self.config = EngineConfig.from_keys({"model": model, **options}, "AsyncEngine")
         self._ids = itertools.count()
         self._streams: dict[str, _Stream] = {}
         self._front: _Front | None = None

@@ -11,10 +11,12 @@ then holds. Pieces of other open streams are kept for them until they are asked 
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -38,7 +40,7 @@ Conversation = Sequence[Message]
 
 
 class LLM:
-    """A model, loaded and ready to generate. Not thread-safe; several may live in one process.
+    """A model, loaded and ready to generate. Several may live in one process; threads that share one take turns.
 
     Args:
         model: a directory, a .gguf file, a Hugging Face id, or a demo name.
@@ -49,8 +51,7 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        config = EngineConfig(model=model, **options)
-        config.validate()
+        config = EngineConfig.from_keys({"model": model, **options}, "LLM")
         self._engine, text = _load(config)
         self._tokenizer = text.tokenizer
         self._model = ServedModel(
@@ -63,6 +64,7 @@ class LLM:
         self._processor = OutputProcessor(self._tokenizer)
         self._ids = itertools.count()
         self._streams: dict[str, deque[RequestOutput]] = {}
+        self._turn = threading.RLock()  # whoever holds it may change the engine or the processor
         # A script that never closes its LLM gets its memory back with the object.
         self._close = weakref.finalize(self, self._engine.close)
 
@@ -84,7 +86,8 @@ class LLM:
             sampling_params: one for all, one for each, or None for the defaults.
 
         Returns:
-            One output per prompt, in the order given. A request that failed by itself has finish_reason ERROR.
+            One output per prompt, in the order given. A request that failed by itself (NaN logits, a logits processor
+            that raised) has finish_reason ERROR and says why in `error`; the others are whole.
 
         Raises:
             InvalidRequest: a prompt or its parameters can't be served; none of the prompts runs.
@@ -99,9 +102,10 @@ class LLM:
         try:
             for request, prompt in zip(requests, several, strict=True):
                 self._submit(request, prompt)
-            unfinished = set(request_ids)
+            unfinished = request_ids
             while unfinished:
-                unfinished.difference_update(piece.request_id for piece in self._step() if piece.finished)
+                self._step_for(partial(self._any_open, unfinished))
+                unfinished = [request_id for request_id in unfinished if self._processor.open_choices(request_id)]
         except BaseException:
             self._drop(request_ids)
             raise
@@ -169,8 +173,9 @@ class LLM:
         return self._reader.read(str(next(self._ids)), prompt, params)
 
     def _submit(self, request: EngineRequest, prompt: Prompt) -> None:
-        self._engine.add_request(request)
-        self._processor.add(request, prompt if isinstance(prompt, str) else None)
+        with self._turn:
+            self._engine.add_request(request)
+            self._processor.add(request, prompt if isinstance(prompt, str) else None)
 
     def _stream(self, request: EngineRequest, prompt: Prompt) -> Iterator[RequestOutput]:
         self._submit(request, prompt)
@@ -179,7 +184,7 @@ class LLM:
             finished = False
             while not finished:
                 if not pieces:
-                    self._step()
+                    self._step_for(lambda: not pieces)
                     continue
                 piece = pieces.popleft()
                 finished = piece.finished
@@ -188,21 +193,30 @@ class LLM:
             del self._streams[request.request_id]
             self._drop([request.request_id])
 
-    def _step(self) -> list[RequestOutput]:
-        """One engine step; ends in the engine what ended by a stop string. Returns every request's piece."""
+    def _any_open(self, request_ids: Sequence[str]) -> bool:
+        return any(self._processor.open_choices(request_id) for request_id in request_ids)
+
+    def _step_for(self, needed: Callable[[], bool]) -> None:
+        """One engine step when it is this thread's turn, unless another thread's step has brought what is needed."""
+        with self._turn:
+            if needed():
+                self._step()
+
+    def _step(self) -> None:
+        """One engine step; hands out its pieces and ends in the engine what ended by a stop string."""
         processed = self._processor.process(self._engine.step())
         for stop in processed.stops:
             self._engine.abort([(stop.request_id, stop.index)], FinishReason.STOP, stop.stop_string)
         for piece in processed.pieces:
             if (stream := self._streams.get(piece.request_id)) is not None:
                 stream.append(piece)
-        return processed.pieces
 
     def _drop(self, request_ids: Sequence[str]) -> None:
         """End requests that nobody waits for any more."""
-        for request_id in request_ids:
-            self._engine.abort(self._processor.open_choices(request_id))
-            self._processor.discard(request_id)
+        with self._turn:
+            for request_id in request_ids:
+                self._engine.abort(self._processor.open_choices(request_id))
+                self._processor.discard(request_id)
 
 
 def _load(config: EngineConfig) -> tuple[Engine, TextSide]:

@@ -40,7 +40,7 @@ class Plan:
         block_size: tokens of a block.
         num_kv_blocks: blocks the engine would allocate; kv_bytes: their bytes.
         max_model_len: the longest request; model_limit: what the checkpoint was made for.
-        concurrency: (length in tokens, requests of that length that fit at once).
+        concurrency: (length in tokens, requests of that length that run at once: what fits, max_num_seqs at most).
     """
 
     model: str
@@ -119,8 +119,8 @@ def plan_model(config: EngineConfig) -> Plan:
         max_model_len=max_model_len,
         model_limit=facts.max_position,
         concurrency=[
-            (length, (num_blocks - 1) // peak_blocks(groups, length))
+            (length, min(sizes.max_num_seqs, (num_blocks - 1) // peak_blocks(groups, length)))
             for length in LENGTHS_TOKENS
-            if length <= longest_that_fits(groups, num_blocks, facts.max_position)
+            if length <= longest_that_fits(groups, num_blocks, sizes.max_model_len)
         ],
     )

@@ -45,6 +45,9 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
+            kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+            if request.method == "POST" and kind != "application/json" and not kind.endswith("+json"):
+                raise HTTPException(400, f"the body's Content-Type is {kind[:80] or 'missing'}; send application/json")
             return await handle(_JsonRequest(request.scope, request.receive))
 
         return handle_json

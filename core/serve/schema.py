@@ -146,7 +146,15 @@ class GenerationRequest(BaseModel):
         return SamplingParams(**given, **more)
 
 
-_STRUCTURE: dict[str, tuple[Any, ...]] = {
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (),
+    "length_penalty": (1.0,),
+    "prompt_embeds": (),
+    "logits_processors": (),
+    "grammar": (),
+    "repeat_penalty": (1.0,),
+    "typical_p": (1.0,),
+    "mirostat": (0,),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "guided_json": (),
@@ -161,7 +169,7 @@ _STRUCTURE: dict[str, tuple[Any, ...]] = {
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions. max_tokens null fills the context; 0 generates nothing, which with echo scores a prompt."""
 
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_STRUCTURE, "suffix": (), "best_of": (1,)}
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_REFUSED, "suffix": (), "best_of": (1,)}
 
     prompt: Prompts
     max_tokens: int | None = 16
@@ -181,7 +189,7 @@ class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **_STRUCTURE,
+        **_REFUSED,
         "tools": (),
         "tool_choice": ("none", "auto"),
         "functions": (),

@@ -127,7 +127,12 @@ class ChatTemplate:
                 f"messages[{index}] has no role; give system, user, assistant or tool", field=f"messages[{index}].role"
             )
         content = message.get("content")
-        if content is None:
+        if content is None and message["role"] in ("system", "developer", "user"):
+            raise InvalidRequest(
+                f"messages[{index}] has no content; give a string or a list of text parts",
+                field=f"messages[{index}].content",
+            )
+        if content is None:  # an assistant's turn that only called tools
             content = ""
         elif isinstance(content, (list, tuple)):
             texts = [_part_text(part, f"messages[{index}].content[{i}]") for i, part in enumerate(content)]

@@ -227,7 +227,7 @@ def test_what_is_refused_is_refused_alone(
 def test_options_are_checked_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="block_size"):
         AsyncEngine("smollm2", block_size=0)
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigError, match="did you mean 'block_size'"):
         AsyncEngine("smollm2", blok_size=16)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.core.base.errors import EngineDead, InvalidRequest
+from octavo.core.base.errors import ConfigError, EngineDead, InvalidRequest
 from octavo.core.base.params import FinishReason
 from octavo.core.engine.outputs import CompletionOutput, RequestOutput
 from tests.engine.worlds import NullWorld, script
@@ -237,3 +238,27 @@ def test_chat_without_a_template_is_one_error(scripted_gemma: LLM) -> None:
     (output,) = scripted_gemma.generate("Hi", script([107], then=1))
     assert output.prompt_token_ids[0] == 2  # BOS, once
     assert output.prompt_token_ids.count(2) == 1
+
+
+def test_threads_that_share_an_llm_take_turns(scripted: LLM) -> None:
+    prompts = [[3, 4, 5 + i] for i in range(4)]
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    alone = [scripted.generate(prompt, params)[0].outputs[0].token_ids for prompt in prompts]
+
+    def stream(prompt: list[int]) -> list[int]:
+        return [
+            token_id for piece in scripted.generate_stream(prompt, params) for token_id in piece.outputs[0].token_ids
+        ]
+
+    with ThreadPoolExecutor(8) as pool:
+        whole = [
+            pool.submit(lambda p=prompt: scripted.generate(p, params)[0].outputs[0].token_ids) for prompt in prompts
+        ]
+        streamed = [pool.submit(stream, prompt) for prompt in prompts]
+        assert [each.result() for each in whole] == alone
+        assert [each.result() for each in streamed] == alone
+
+
+def test_a_mistyped_option_offers_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match=r"max_modellen.*did you mean 'max_model_len'"):
+        LLM("smollm2", max_modellen=3)

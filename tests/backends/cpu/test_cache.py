@@ -220,7 +220,7 @@ class TestSupports:
             ({"kv_scale": "head"}, "scales"),
             ({"layout": KVLayout.MLA}, "latent"),
             ({"rotary_dim": 65}, "even part"),
-            ({"head_dim": 576, "rotary_dim": 64}, "512"),
+            ({"head_dim": 577, "rotary_dim": 64}, "576"),
         ],
     )
     def test_what_it_refuses(self, ops, change, reason):
