@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from octavo.conformance.mutants.gate import mutants, try_mutant
-from octavo.conformance.profiles import PROFILES
+from octavo.conformance.profiles import LEVELS, PROFILES
 from octavo.conformance.progress import ProgressLine
 from octavo.conformance.report import html, json, matrix, table
 from octavo.conformance.session import Settings, conform, fresh_seed, selected
@@ -88,6 +88,8 @@ def _list(args: argparse.Namespace) -> int:
         for profile in PROFILES.values():
             count = sum(map(profile.contains, everything))
             print(f"{profile.name:<14}{count:>5} cases  {profile.purpose}")
+        for level in LEVELS.values():
+            print(f"{level.name:<14}{'':>11}  {level.purpose}")
         return MET
     for case in selected(Settings(backend=args.backend, profile=args.profile or "full", only=args.only)):
         print(f"{case.name}  {case.op}  {','.join(case.lanes)}  {','.join(sorted(case.profiles))}".rstrip())

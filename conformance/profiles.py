@@ -73,3 +73,12 @@ PROFILES = {
     )
 }
 """By name. Never written to."""
+
+LEVELS = {
+    p.name: p
+    for p in (
+        Profile("model", "tiny models' logits, through the backend's ops", allows_gaps=False),
+        Profile("engine", "greedy tokens equal solo runs, through the engine", allows_gaps=False),
+    )
+}
+"""Profiles above the ops, by name: octavo.conformance.levels. They need the engine, and are no part of "full"."""

@@ -4,12 +4,14 @@
              └─► Runner (worker pool) ─┼─► run_cases ──► Report (report/json.py) with the profile's verdict
                  gaps.toml of the backend's package ─┘
 
-The registry is asked for the backend's package here; the backend itself lives in the worker.
+The registry is asked for the backend's package here; the backend itself lives in the worker. The profiles above the
+ops ("model", "engine") have checks instead of cases, run in this process, and alone import the engine: levels/.
 """
 
 from __future__ import annotations
 
 import datetime
+import importlib
 import secrets
 import shlex
 import time
@@ -23,11 +25,12 @@ from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import Gap, load_gaps
 from octavo.conformance.harness.result import CaseResult, Status
 from octavo.conformance.harness.worker import BackendChoice, InProcess, Runner, WorkerPool, make_backend, run_cases
-from octavo.conformance.profiles import PROFILES
+from octavo.conformance.profiles import LEVELS, PROFILES
 from octavo.conformance.provenance import plug_in, software
 from octavo.conformance.report.json import SCHEMA_VERSION, Device, Report, Run, Verdict, entry
 from octavo.conformance.version import SPEC_VERSION, SUITE_VERSION, must_pass_hash
 from octavo.core.backend import API_VERSION, OP_NAMES, BackendInfo, BackendRegistry
+from octavo.core.base.errors import ConfigError
 
 BUILT_IN = ("reference", "none")
 """Backends of the suite itself, which no registry knows."""
@@ -47,8 +50,8 @@ class Settings:
 
     Attributes:
         backend: a name, or "auto".
-        profile: None for "core", or for "full" when `only` narrows it.
-        only: an op, a case or a prefix of cases.
+        profile: None for "core", or for "full" when `only` narrows it; also one of LEVELS.
+        only: an op, a case or a prefix of cases, or of a level's checks.
         options: of `--backend-option`.
         in_process: no worker: quicker, and a crash ends it all.
         timeout_s: of every case, instead of its own.
@@ -109,6 +112,8 @@ def open_runner(settings: Settings, name: str, *, num_threads: int | None = None
 
 def conform(settings: Settings, progress: Progress | None = None) -> Report:
     """Run it all. Raises UserError for a backend, profile, selection or gaps.toml that can't be."""
+    if settings.profile_name in LEVELS:
+        return _conform_level(settings, progress)
     cases = selected(settings)
     info = backend_info(settings.backend)
     gaps = load_gaps(info, suite.families().values())
@@ -118,7 +123,41 @@ def conform(settings: Settings, progress: Progress | None = None) -> Report:
     if PROFILES[settings.profile_name].needs_determinism and runner.facts.batch_invariant:
         with closing(open_runner(settings, info.name, num_threads=1)) as alone:
             compare_threads(alone, cases, results, settings.seed)
-    run = Run(
+    run = _run(settings, info, runner.facts, started, time.monotonic() - clock, isolated=not settings.in_process)
+    return _report(run, settings, results, not_applicable)
+
+
+def _conform_level(settings: Settings, progress: Progress | None) -> Report:
+    """A profile above the ops: its checks in this process, on one backend."""
+    info = backend_info(settings.backend)
+    settings = replace(settings, backend=info.name)
+    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+    level = importlib.import_module(f"octavo.conformance.levels.{settings.profile_name}")
+    with closing(make_backend(BackendChoice(name=info.name, options=settings.options))) as backend:
+        facts = Facts.of(backend.capabilities)
+        checks = [check for check in level.checks(backend, settings) if check.name.startswith(settings.only or "")]
+        if not checks:
+            raise ConfigError(f"no check of profile {settings.profile_name} fits {settings.only}", field="only")
+        results = []
+        for done, check in enumerate(checks, 1):
+            results.append(check.run(seed=settings.seed, backend_name=info.name))
+            results[-1].rerun += _option_flags(settings)
+            if progress is not None:
+                progress(results[-1], done, len(checks))
+    run = _run(settings, info, facts, started, time.monotonic() - clock, isolated=False)
+    return _report(run, settings, results, {})
+
+
+def _run(
+    settings: Settings,
+    info: BackendInfo,
+    facts: Facts,
+    started: datetime.datetime,
+    seconds: float,
+    *,
+    isolated: bool,
+) -> Run:
+    return Run(
         suite_version=SUITE_VERSION,
         spec_version=SPEC_VERSION,
         must_pass=must_pass(),
@@ -127,18 +166,21 @@ def conform(settings: Settings, progress: Progress | None = None) -> Report:
         seed=settings.seed,
         backend=info.name,
         options=settings.options,
-        isolated=not settings.in_process,
+        isolated=isolated,
         started=started.isoformat(timespec="seconds"),
-        seconds=round(time.monotonic() - clock, 2),
+        seconds=round(seconds, 2),
         plug_in=plug_in(info),
-        software=software(runner.facts.versions),
-        device=_device(runner.facts),
-        capabilities=runner.facts,
+        software=software(facts.versions),
+        device=_device(facts),
+        capabilities=facts,
     )
+
+
+def _report(run: Run, settings: Settings, results: Sequence[CaseResult], not_applicable: dict[str, str]) -> Report:
     return Report(
         schema_version=SCHEMA_VERSION,
         run=run,
-        verdict=verdict(settings, results, runner.facts),
+        verdict=verdict(settings, results, run.capabilities),
         cases=[entry(result) for result in results],
         not_applicable=not_applicable,
     )
@@ -153,7 +195,7 @@ def measured(
     progress: Progress | None = None,
 ) -> tuple[list[CaseResult], dict[str, str]]:
     """`run_cases` with the settings' seed; every rerun command carries what the settings add to a plain call."""
-    extra = "".join(f" --backend-option {shlex.quote(f'{k}={v}')}" for k, v in settings.options.items())
+    extra = _option_flags(settings)
     if PROFILES[settings.profile_name].needs_determinism:
         extra += f" --profile {settings.profile_name}"
     done, total = 0, sum(case.requires(runner.facts) is None for case in cases)
@@ -187,7 +229,7 @@ def must_pass() -> dict[str, str]:
 
 
 def verdict(settings: Settings, results: Sequence[CaseResult], facts: Facts) -> Verdict:
-    profile = PROFILES[settings.profile_name]
+    profile = (PROFILES | LEVELS)[settings.profile_name]
     reasons = profile.failures(results, is_deterministic=facts.deterministic)
     return Verdict(
         profile=profile.name,
@@ -195,6 +237,10 @@ def verdict(settings: Settings, results: Sequence[CaseResult], facts: Facts) -> 
         is_claim=profile.is_claim and settings.only is None,
         reasons=reasons,
     )
+
+
+def _option_flags(settings: Settings) -> str:
+    return "".join(f" --backend-option {shlex.quote(f'{k}={v}')}" for k, v in settings.options.items())
 
 
 def _device(facts: Facts) -> Device:

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterable, Sequence
 
 from octavo.conformance.case import Case
-from octavo.conformance.profiles import PROFILES
+from octavo.conformance.profiles import LEVELS, PROFILES
 from octavo.core.base.errors import ConfigError
 
 FAMILIES = (
@@ -62,8 +62,14 @@ def select(
 
     Raises ConfigError when nothing is left.
     """
+    if profile in LEVELS:
+        raise ConfigError(
+            f"profile {profile} has checks of its own instead of cases; run octavo conform --profile {profile}",
+            field="profile",
+        )
     if profile not in PROFILES:
-        raise ConfigError(f"profile {profile!r} must be one of {', '.join(PROFILES)}", field="profile")
+        known = ", ".join([*PROFILES, *LEVELS])
+        raise ConfigError(f"profile {profile!r} must be one of {known}", field="profile")
     found = [c for c in families(tuple(modules)).values() if PROFILES[profile].contains(c)]
     if op is not None:
         found = [c for c in found if c.op == op]

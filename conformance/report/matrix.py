@@ -30,7 +30,7 @@ def render(report: Report) -> str:
     title = (
         f"Profile `{report.verdict.profile}`: **{verdict}**. {run.device.name}, {run.device.arch}; "
         f"{len(report.cases)} cases in {run.seconds:.0f} s, seed {run.seed}; suite {run.suite_version}, "
-        f"must-pass hash `{run.must_pass[run.profile]}`."
+        f"must-pass hash `{run.must_pass.get(run.profile, 'none')}`."
     )
     return "\n".join([title, "", HEADER, re.sub(r"[^|]+", "---", HEADER), *rows])
 

@@ -8,7 +8,8 @@
     octavo conform --mutants                                                every broken backend must be caught
     octavo conform --variants                                               every honest variant must pass
 
-A profile is a named set of cases (core: what every backend must pass). --only takes an op (gemm), a case
+A profile is a named set of cases (core: what every backend must pass); the profiles model and engine run tiny models
+through the backend and through the engine. --only takes an op (gemm), a case
 (gemm.exact/float32-m17-n48-k100) or the beginning of its name (gemm.exact/). The seed is fresh unless given.
 """
 
