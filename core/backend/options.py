@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from octavo.core.base.errors import ConfigError
+from octavo.core.base.names import nearest
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -54,8 +54,8 @@ def parse_options(backend: str, options_type: type[Any] | None, options: Mapping
 
 
 def _unknown(backend: str, key: str, names: list[str]) -> str:
-    nearest = difflib.get_close_matches(key, names, n=1)
-    hint = f"did you mean {nearest[0]}? " if nearest else ""
+    near = nearest(key, names)
+    hint = f"did you mean {near}? " if near else ""
     return f"backend {backend} has no option {key}: {hint}it takes {', '.join(names)}"
 
 

@@ -12,7 +12,6 @@ package and a remedy; nothing is skipped silently, and no backend silently becom
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -30,6 +29,7 @@ import pluggy
 from octavo.core.backend import hookspecs
 from octavo.core.backend.options import parse_options
 from octavo.core.base.errors import BackendUnavailable, OctavoError
+from octavo.core.base.names import nearest
 
 if TYPE_CHECKING:
     from octavo.core.backend.device import DeviceBackend
@@ -184,8 +184,8 @@ class BackendRegistry:
         """The record of a name. Raises BackendUnavailable, offering the nearest, when there is none."""
         if name in self._infos:
             return self._infos[name]
-        nearest = difflib.get_close_matches(name, self._infos, n=1)
-        hint = f"did you mean {nearest[0]}? " if nearest else ""
+        near = nearest(name, self._infos)
+        hint = f"did you mean {near}? " if near else ""
         known = ", ".join(info.name for info in self.infos()) or "none"
         raise BackendUnavailable(f"there is no backend {name!r}: {hint}known here: {AUTO}, {known}", field="backend")
 

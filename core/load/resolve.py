@@ -10,12 +10,12 @@ in this order. Nothing here imports torch, and huggingface_hub is imported only 
 
 from __future__ import annotations
 
-import difflib
 import errno
 import re
 from pathlib import Path
 
 from octavo.core.base.errors import CheckpointError, ConfigError, ModelNotFound, UserError
+from octavo.core.base.names import nearest
 from octavo.core.load.checkpoint import ModelSource
 from octavo.core.load.demos import DEMO_MODELS, locate_demo
 
@@ -75,9 +75,9 @@ def _refuse_what_is_no_id(name: str) -> None:
             field="model",
         )
     folded = {re.sub(r"[^a-z0-9]", "", demo): demo for demo in DEMO_MODELS}
-    near = difflib.get_close_matches(re.sub(r"[^a-z0-9]", "", name.lower()), folded, n=1, cutoff=0.7)
+    near = nearest(re.sub(r"[^a-z0-9]", "", name.lower()), folded, cutoff=0.7)
     if near and "/" not in name:
-        raise ModelNotFound(f"no model {name!r}; did you mean {folded[near[0]]!r}?", field="model")
+        raise ModelNotFound(f"no model {name!r}; did you mean {folded[near]!r}?", field="model")
 
 
 def _from_hub(name: str, revision: str | None) -> Path:

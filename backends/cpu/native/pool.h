@@ -5,8 +5,8 @@
 //     worker n-1 ─────────┘
 //
 // A job is finished when its tiles are, not when every worker has looked at it: a worker that lost its core to another
-// process before claiming a tile delays nobody, and the caller works like the rest. So a busy neighbour slows a step in
-// proportion instead of stopping it at each barrier. Waiting is bounded: pause, then yield, then sleep.
+// process before claiming a tile delays nobody, and the caller works like the rest. So a busy neighbour slows a step
+// instead of stopping it at each barrier. Waiting is bounded: pause, then yield, then sleep.
 //
 // After fork() the child's pools have no threads; a pthread_atfork handler resets them and the next job starts new ones.
 // Only context.cpp creates and locks pools; kernels call the functions below the line, with the pool locked for them.
