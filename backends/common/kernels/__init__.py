@@ -1,0 +1,1 @@
+"""Triton kernels and pieces of kernels that read the same on every GPU."""

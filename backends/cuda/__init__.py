@@ -1,0 +1,1 @@
+"""NVIDIA Hopper (H100, H200) as a device, in Triton."""

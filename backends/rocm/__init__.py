@@ -1,0 +1,1 @@
+"""AMD CDNA3 (MI300X) as a device, in Triton."""
