@@ -7,6 +7,8 @@
 One OpSet per engine and device; models bind through it and never ask a backend themselves. Nothing is decided, and
 nothing but a fallback's counter is touched, while a step runs. With strict=True a fallback is refused: `verify()`
 names all of them at once, and one that is called all the same raises.
+
+`embed` reads rows of a weight that somebody packed for a product, so it is own only where the packer is: see `bind`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from octavo.core.backend.device import DeviceBackend
 from octavo.core.backend.kv import AttentionMetadata
 from octavo.core.backend.ops import OP_NAMES, Ops, PackedWeight, StepPlan
 from octavo.core.backend.reference.ops import ReferenceOps
-from octavo.core.backend.specs import GemmSpec, GroupedGemmSpec, OpSpec, WeightSpec
+from octavo.core.backend.specs import GemmSpec, GroupedGemmSpec, OpSpec, Unsupported, WeightSpec
 from octavo.core.base.errors import BackendUnavailable, UnsupportedOp
 
 log = logging.getLogger(__name__)
@@ -70,27 +72,39 @@ class OpSet:
         self._empty: Callable[[int, torch.dtype], torch.Tensor] = lambda n, dtype: backend.empty(n, dtype=dtype)
         self._reference = ReferenceOps(backend.device)
         self._strict = strict
-        self._choices: dict[tuple[str, OpSpec], _Choice] = {}
+        self._choices: dict[tuple[str, OpSpec, GemmSpec | None], _Choice] = {}
         self._bound: list[_Choice] = []
         self._logged: set[tuple[str, str]] = set()
-        if self._has("gemm") and not self._has("prepare_weight"):
-            raise BackendUnavailable(
-                f"backend {self._name} has its own gemm but no prepare_weight; it must pack the weights it multiplies"
-            )
         self._plan = self._own.plan if self._has("plan") else self._reference.plan
 
-    def bind(self, op: str, spec: OpSpec) -> Callable[..., Any]:
+    def bind(self, op: str, spec: OpSpec, *, product: GemmSpec | None = None) -> Callable[..., Any]:
         """The callable that runs `op` at `spec`, with the op's signature. The same one for equal arguments.
 
-        Raises ValueError for a name that is no op.
+        Args:
+            product: for `embed`, what `prepare_weight` was given for the weight that is looked up: where the reference
+                packed it, the reference looks it up too, since nobody else can read it.
+
+        Raises:
+            ValueError: a name that is no op.
+            BackendUnavailable: `supports()` gave no answer.
         """
-        if op not in OP_NAMES:
-            raise ValueError(f"{op!r} is no op of the contract; see ops.OP_NAMES")
-        choice = self._resolve(op, spec)
+        choice = self._resolve(op, spec, product)
         if choice.call is None:
             choice.call = self._build(choice)
             self._bound.append(choice)
         return choice.call
+
+    def bind_when_called(self, op: str, spec: OpSpec, *, product: GemmSpec | None = None) -> Callable[..., Any]:
+        """`bind` for a caller that may never call: the op counts, in `report` and `verify`, from its first call on.
+
+        Who would run it is asked now all the same, and never in a step. Raises as `bind` does.
+        """
+        self._resolve(op, spec, product)
+
+        def call(*args: Any, **kwargs: Any) -> None:
+            self.bind(op, spec, product=product)(*args, **kwargs)
+
+        return call
 
     def prepare_weight(self, spec: GemmSpec | GroupedGemmSpec) -> PackedWeight:
         """Allocate the weight of a product, in the form of whoever runs its gemm. It serves `embed` as well."""
@@ -115,14 +129,18 @@ class OpSet:
             )
 
     # -- resolution -------------------------------------------------------------------------------------------
-    def _resolve(self, op: str, spec: OpSpec) -> _Choice:
-        key = (op, spec)
+    def _resolve(self, op: str, spec: OpSpec, product: GemmSpec | None = None) -> _Choice:
+        if op not in OP_NAMES:
+            raise ValueError(f"{op!r} is no op of the contract; see ops.OP_NAMES")
+        key = (op, spec, product)
         if key not in self._choices:
-            self._choices[key] = self._decide(op, spec)
+            self._choices[key] = self._decide(op, spec, product)
         return self._choices[key]
 
-    def _decide(self, op: str, spec: OpSpec) -> _Choice:
+    def _decide(self, op: str, spec: OpSpec, product: GemmSpec | None) -> _Choice:
         reason = self._refusal(op, spec)
+        if reason is None and product is not None and self._own_product("gemm", product) is None:
+            reason = f"the reference packed its weight, since {self._resolve('gemm', product).reason}"
         if reason is None:
             return _Choice(op, spec, "own", own_share=1.0)
         best = _Choice(op, spec, "fallback", reason)
@@ -137,7 +155,7 @@ class OpSet:
     def _refusal(self, op: str, spec: OpSpec) -> str | None:
         if not self._has(op):
             return f"{self._name} has no {op}"
-        answer = self._own.supports(op, spec)
+        answer = supported(self._name, self._own, op, spec)
         return None if answer is None else answer.reason
 
     def _has(self, name: str) -> bool:
@@ -178,6 +196,25 @@ class OpSet:
         if key not in self._logged:
             self._logged.add(key)
             log.warning("%s runs on the reference (slow): %s", choice.op, choice.reason)
+
+
+def supported(name: str, ops: Ops, op: str, spec: OpSpec) -> Unsupported | None:
+    """What backend `name` says of an op that it brings. Raises BackendUnavailable where that is no answer."""
+    try:
+        answer = ops.supports(op, spec)
+    except Exception as error:
+        raise BackendUnavailable(
+            f"supports({op!r}, …) of backend {name} failed: {type(error).__name__}: {error}; it must answer None or "
+            f"Unsupported(reason): upgrade the package of {name} or report it to its authors",
+            field="backend",
+        ) from error
+    if answer is None or isinstance(answer, Unsupported):
+        return answer
+    raise BackendUnavailable(
+        f"supports({op!r}, …) of backend {name} answered {answer!r}; it must answer None or Unsupported(reason): "
+        f"upgrade the package of {name} or report it to its authors",
+        field="backend",
+    )
 
 
 def _counted(choice: _Choice, function: OpCall) -> OpCall:

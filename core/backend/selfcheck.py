@@ -2,6 +2,7 @@
 
     methods       DeviceBackend and Ops are whole
     facts         Capabilities hold together
+    answers       supports() answers, and twice the same
     memory        every declared dtype makes the way to the device and back, and gives a KV view of its own dtype
 
 A few hundred bytes and well under a millisecond on a host. What a device computes is the conformance suite's affair;
@@ -11,16 +12,32 @@ here a plug-in that would fail later, in somebody's request, fails at the door w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from octavo.core.backend.device import Capabilities, DeviceBackend, MemoryInfo
-from octavo.core.backend.kv import KVCacheSpec, KVPool
-from octavo.core.backend.ops import OP_NAMES
+from octavo.core.backend.kv import KVCacheSpec, KVLayout, KVPool
+from octavo.core.backend.ops import OP_NAMES, Ops
+from octavo.core.backend.quant import QuantFormat
+from octavo.core.backend.specs import (
+    AttentionSpec,
+    CacheSpec,
+    Gate,
+    GemmSpec,
+    GroupedGemmSpec,
+    LoraSpec,
+    OpSpec,
+    RowSpec,
+    Unsupported,
+    WeightSpec,
+)
 from octavo.core.base.errors import OctavoError
 
-FP8_FLAVOURS = (None, "e4m3fn", "e4m3fnuz")
+FP8_FLAVOURS = {None: None, "e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}
+"""Values of Capabilities.fp8, each with the one such dtype that a device of it may declare. Never written to."""
+
+PRODUCTS = ("gemm", "grouped_gemm")
 
 _BLOCKS, _SLOTS, _HEADS, _HEAD_DIM = 2, 16, 2, 8
 
@@ -30,7 +47,7 @@ def device_fault(name: str, backend: DeviceBackend) -> str | None:
 
     Raises nothing for what the device does.
     """
-    for faults in (_missing, _facts, _memory):
+    for faults in (_missing, _facts, _answers, _memory):
         try:
             fault = next(faults(name, backend), None)
         except Exception as error:
@@ -52,9 +69,16 @@ def _missing(name: str, backend: DeviceBackend) -> Iterator[str]:
         yield f"its device calls itself {called!r}"
     if not isinstance(backend.capabilities, Capabilities):
         yield f"its capabilities are a {type(backend.capabilities).__name__}, not Capabilities"
-    own = [op for op in OP_NAMES if hasattr(type(backend.ops), op) or op in vars(backend.ops)]
-    if own and not hasattr(backend.ops, "supports"):
+    own = _own_ops(backend)
+    if own and not _implements(backend.ops, Ops, "supports"):
         yield f"its ops bring {own[0]} but no supports(), so that nobody can tell what it takes"
+    products = [op for op in PRODUCTS if op in own]
+    if products and not _implements(backend.ops, Ops, "prepare_weight"):
+        yield f"its ops bring {products[0]} but no prepare_weight(); it must pack the weights that it multiplies"
+
+
+def _own_ops(backend: DeviceBackend) -> list[str]:
+    return [op for op in OP_NAMES if _implements(backend.ops, Ops, op)]
 
 
 def _implements(thing: object, protocol: type, name: str) -> bool:
@@ -71,6 +95,14 @@ def _facts(_: str, backend: DeviceBackend) -> Iterator[str]:
         yield f"it declares default_dtype {facts.default_dtype}, for which activation_dtype has no entry"
     if facts.fp8 not in FP8_FLAVOURS:
         yield f"it declares fp8 {facts.fp8!r}; it must be one of {', '.join(map(str, FP8_FLAVOURS))}"
+    for dtype in (*facts.kv_dtypes, *facts.activation_dtype):
+        if dtype in FP8_FLAVOURS.values() and dtype != FP8_FLAVOURS[facts.fp8]:
+            yield f"it declares {dtype}, and fp8 {facts.fp8!r}, which is another flavour"
+    if facts.total_memory_bytes < 1 or facts.default_max_num_batched_tokens < 1:
+        limits = f"{facts.total_memory_bytes} and default_max_num_batched_tokens {facts.default_max_num_batched_tokens}"
+        yield f"it declares total_memory_bytes {limits}; they must be positive"
+    if facts.batch_invariant and not facts.deterministic:
+        yield "it declares itself batch_invariant, but not deterministic: then no row's bits are its own"
     buckets = facts.token_buckets
     if facts.dynamic_shapes and buckets:
         yield "it declares token_buckets, but dynamic_shapes as well"
@@ -79,6 +111,39 @@ def _facts(_: str, backend: DeviceBackend) -> Iterator[str]:
     memory = backend.memory_info()
     if not isinstance(memory, MemoryInfo) or not 0 <= memory.free_bytes <= memory.total_bytes:
         yield f"its memory_info is {memory}; free bytes must lie between 0 and the total"
+
+
+def _answers(_: str, backend: DeviceBackend) -> Iterator[str]:
+    specs = _sample_specs(backend.capabilities)
+    for op in _own_ops(backend):
+        first, second = (backend.ops.supports(op, specs[op]) for _ in range(2))
+        if not isinstance(first, Unsupported | None):
+            yield f"its supports({op!r}, …) answers {first!r}; it must answer None or Unsupported(reason)"
+        if first != second:
+            yield f"its supports({op!r}, …) answers {first}, and asked the same again {second}"
+
+
+def _sample_specs(facts: Capabilities) -> dict[str, OpSpec]:
+    """For each op some call of it; whether the device takes it is its own affair."""
+    stored, kv_dtype = facts.default_dtype, facts.kv_dtypes[0]
+    dtype = facts.activation_dtype[stored]
+    weight = WeightSpec(_SLOTS, _SLOTS, stored)
+    cache = CacheSpec(_HEADS, _HEAD_DIM, _HEAD_DIM, dtype, kv_dtype, _SLOTS, KVLayout.NHD)
+    attention = AttentionSpec(_HEADS, _HEADS, _HEAD_DIM, _HEAD_DIM, dtype, kv_dtype, _SLOTS, KVLayout.NHD)
+    specs: dict[str, OpSpec] = dict.fromkeys(OP_NAMES, RowSpec(_SLOTS, dtype, extent=_HEADS))
+    specs |= {op: cache for op in OP_NAMES if op.startswith("write_") or op.endswith(("_kv", "_blocks"))}
+    specs |= {op: attention for op in OP_NAMES if op.endswith("attention") and not op.startswith("merge")}
+    return specs | {
+        "gemm": GemmSpec(weight, dtype, dtype),
+        "grouped_gemm": GroupedGemmSpec(weight, _HEADS, dtype, dtype),
+        "lora_gemm": LoraSpec(_SLOTS, _SLOTS, _HEADS, dtype),
+        "rope_write_kv": CacheSpec(
+            _HEADS, _HEAD_DIM, _HEAD_DIM, dtype, kv_dtype, _SLOTS, KVLayout.NHD, num_heads=_HEADS, rotary_dim=_HEAD_DIM
+        ),
+        "quantize": RowSpec(_SLOTS, dtype, QuantFormat.INT8),
+        "act_mul": RowSpec(_SLOTS, dtype, get_args(Gate)[0]),
+        "moe_route": RowSpec(_SLOTS, dtype, "softmax", _HEADS),
+    }
 
 
 def _memory(_: str, backend: DeviceBackend) -> Iterator[str]:

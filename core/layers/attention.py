@@ -52,7 +52,9 @@ class Attention:
         spec, dtype = kv.spec, self._context.activation_dtype
         self._kv = kv
         self._group = group
-        self._rope_write_kv = self._context.opset.bind(
+        self._rope_write_kv = self._context.bind(
+            Attention,
+            self,
             "rope_write_kv",
             CacheSpec(
                 num_kv_heads=spec.num_kv_heads,
@@ -66,7 +68,9 @@ class Attention:
                 rotary_dim=self._cos_sin_PR.shape[1],
             ),
         )
-        self._paged_attention = self._context.opset.bind(
+        self._paged_attention = self._context.bind(
+            Attention,
+            self,
             "paged_attention",
             AttentionSpec(
                 num_heads=self._num_heads,

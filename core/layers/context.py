@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from octavo.core.backend.device import DeviceBackend
 from octavo.core.backend.opset import OpSet
+from octavo.core.backend.specs import GemmSpec, OpSpec
 from octavo.core.layers.workspace import Workspace
 
 Layer = TypeVar("Layer")
@@ -40,3 +41,15 @@ class LayerContext:
     def layer(self, core: type[Layer]) -> type[Layer]:
         """The class to build where the core's would be: the backend's replacement, or the core's own."""
         return self.overrides.get(core.__name__, core)
+
+    def bind(
+        self, core: type, layer: object, op: str, spec: OpSpec, *, product: GemmSpec | None = None
+    ) -> Callable[..., Any]:
+        """The op that `core.__call__` uses, for an instance of `core` or of its replacement.
+
+        A replacement with a `__call__` of its own may never use the op: then the op counts only once it is called, so
+        that neither a report nor --strict-backend speaks of what does not run.
+        """
+        is_used = type(layer).__call__ is core.__call__
+        bind = self.opset.bind if is_used else self.opset.bind_when_called
+        return bind(op, spec, product=product)

@@ -43,7 +43,8 @@ class Embedding:
         self.tied = tied
         self._name = name
         self._scale = scale
-        self._embed = context.opset.bind("embed", RowSpec(width, context.activation_dtype, extent=vocab_size))
+        row = RowSpec(width, context.activation_dtype, extent=vocab_size)
+        self._embed = context.bind(Embedding, self, "embed", row, product=self.spec)
 
     def __call__(self, ids_T: torch.Tensor, *, out: torch.Tensor) -> None:
         """out [T, M] = scale * the rows of the ids."""
@@ -91,7 +92,7 @@ class OutputHead:
 
     def _use(self, weight: PackedWeight, spec: GemmSpec) -> None:
         self.weight = weight
-        self._gemm = self._context.opset.bind("gemm", spec)
+        self._gemm = self._context.bind(OutputHead, self, "gemm", spec)
 
     def _use_own_weight(self) -> None:
         spec = _head_spec(self._context, self._vocab_size, self._width, embedding=False)

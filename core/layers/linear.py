@@ -68,7 +68,7 @@ class Linear:
         self._gate = gate
         self._residual = residual
         self._fixed_epilogue = Epilogue(bias_N=self.bias_N, gate=gate) if bias or gate else None
-        self._gemm = context.opset.bind("gemm", spec)
+        self._gemm = context.bind(Linear, self, "gemm", spec)
 
     def __call__(self, x_TK: torch.Tensor, *, out: torch.Tensor, residual: torch.Tensor | None = None) -> None:
         """Write the product to `out`; `residual` is given exactly when the layer was built with one."""

@@ -37,7 +37,7 @@ class RMSNorm:
         self._plus_one = plus_one
         self._backend = context.backend
         variant = "residual" if residual else ""
-        self._rms_norm = context.opset.bind("rms_norm", RowSpec(width, context.activation_dtype, variant))
+        self._rms_norm = context.bind(RMSNorm, self, "rms_norm", RowSpec(width, context.activation_dtype, variant))
 
     def __call__(self, x: torch.Tensor, *, out: torch.Tensor, residual: torch.Tensor | None = None) -> None:
         """out = norm(x); with residual: residual += x in place, then out = norm(residual). out may be x."""

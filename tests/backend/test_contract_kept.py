@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from octavo.core.backend import API_VERSION, BackendInfo, BackendRegistry, KVCacheSpec, KVPool, MemoryInfo, hookimpl
+from octavo.core.backend import (
+    API_VERSION,
+    BackendInfo,
+    BackendRegistry,
+    KVCacheSpec,
+    KVPool,
+    MemoryInfo,
+    Ops,
+    Unsupported,
+    hookimpl,
+)
 from octavo.core.base.errors import BackendUnavailable
 from tests.fakes import null_backend
 from tests.fakes.null_backend import NullBackend
@@ -47,6 +57,16 @@ def have(**attributes: Any) -> Change:
     def apply(backend: NullBackend) -> None:
         for name, value in attributes.items():
             setattr(backend, name, value)
+
+    return apply
+
+
+def answers(*given: Any) -> Change:
+    """supports() gives these answers in turn, over and over."""
+
+    def apply(backend: NullBackend) -> None:
+        turn = iter(range(10**6))
+        backend.ops.supports = lambda op, spec: given[next(turn) % len(given or " ")]  # type: ignore[method-assign]
 
     return apply
 
@@ -88,6 +108,24 @@ LIES = {
     "method": ([have(compile=None)], "no method compile"),
     "capabilities": ([have(capabilities={})], "are a dict"),
     "supports": ([have(ops=types.SimpleNamespace(gemm=print))], "gemm but no supports"),
+    "inherited supports": ([have(ops=type("Inherits", (Ops,), {"embed": print})())], "embed but no supports"),
+    "packing": (
+        [have(ops=types.SimpleNamespace(gemm=print, supports=lambda op, spec: None))],
+        "gemm but no prepare_weight..; it must pack",
+    ),
+    "no answer": ([answers(True)], "supports.'gemm', …. answers True; it must answer None or Unsupported"),
+    "two answers": ([answers(None, Unsupported("not today"))], "answers None, and asked the same again Unsupported"),
+    "no supports": ([answers()], "start-up check ended in IndexError"),
+    "kv flavour": (
+        [declare(fp8="e4m3fnuz", kv_dtypes=(torch.float8_e4m3fn,))],
+        "declares torch.float8_e4m3fn, and fp8 'e4m3fnuz', which is another flavour",
+    ),
+    "no flavour": ([declare(kv_dtypes=(torch.float8_e4m3fnuz,))], "declares torch.float8_e4m3fnuz, and fp8 None"),
+    "no memory": ([declare(total_memory_bytes=0)], "total_memory_bytes 0 .*; they must be positive"),
+    "no tokens": ([declare(default_max_num_batched_tokens=0)], "batched_tokens 0; they must be positive"),
+    "rows of chance": ([declare(batch_invariant=True, deterministic=False)], "batch_invariant, but not determ"),
+    "zero bucket": ([declare(dynamic_shapes=False, token_buckets=(0, 4))], "must be positive and ascending"),
+    "same bucket": ([declare(dynamic_shapes=False, token_buckets=(4, 4))], "must be positive and ascending"),
 }
 
 

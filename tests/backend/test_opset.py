@@ -156,11 +156,55 @@ def test_without_strict_verify_says_nothing() -> None:
     chosen.verify()
 
 
-def test_an_unknown_op_and_a_gemm_without_packing_are_errors() -> None:
-    with pytest.raises(ValueError, match="'conv' is no op"):
-        opset(Partial(())).bind("conv", NORM)
-    with pytest.raises(BackendUnavailable, match="no prepare_weight"):
-        opset(Partial(("gemm",)))
+def test_an_unknown_op_is_an_error() -> None:
+    for bind in (opset(Partial(())).bind, opset(Partial(())).bind_when_called):
+        with pytest.raises(ValueError, match="'conv' is no op"):
+            bind("conv", NORM)
+
+
+def test_an_op_that_may_never_be_called_counts_from_its_first_call(caplog: pytest.LogCaptureFixture) -> None:
+    chosen = opset(Partial(()))
+    with caplog.at_level(logging.WARNING):
+        norm = chosen.bind_when_called("rms_norm", NORM)
+        chosen.verify()
+        assert (chosen.report(), caplog.text) == ((), "")
+        out = torch.empty(2, 8)
+        for _ in range(2):
+            norm(torch.ones(2, 8), torch.ones(8), out=out, eps=0.0)
+    assert torch.equal(out, torch.ones(2, 8))
+    assert [(c.op, c.implementation, c.calls) for c in chosen.report()] == [("rms_norm", "fallback", 2)]
+    assert caplog.text.count("rms_norm runs on the reference") == 1
+
+
+def test_supports_is_asked_at_start_for_an_op_that_may_never_be_called() -> None:
+    asked: list[str] = []
+    chosen = opset(Partial(("rms_norm",), lambda op, spec: asked.append(op) or True))
+    norm = chosen.bind_when_called("rms_norm", NORM)
+    assert asked == ["rms_norm"]
+    norm(torch.ones(2, 8), torch.ones(8), out=torch.empty(2, 8), eps=0.0)
+    assert asked == ["rms_norm"]
+
+
+def test_strict_refuses_an_op_that_was_called_after_all() -> None:
+    chosen = opset(Partial(()), strict=True)
+    norm = chosen.bind_when_called("rms_norm", NORM)
+    chosen.verify()
+    with pytest.raises(UnsupportedOp, match="rms_norm would fall back"):
+        norm(torch.ones(2, 8), torch.ones(8), out=torch.empty(2, 8), eps=0.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda op, spec: True, r"supports\('rms_norm', …\) of backend acme answered True; it must answer None or"),
+        (lambda op, spec: 1 / 0, "of backend acme failed: ZeroDivisionError: .*upgrade the package of acme or report"),
+    ],
+)
+def test_supports_must_answer(answer: Any, message: str) -> None:
+    ops: Any = Partial(("rms_norm",))
+    ops.supports = answer
+    with pytest.raises(BackendUnavailable, match=message):
+        opset(ops).bind("rms_norm", NORM)
 
 
 # -- weights ----------------------------------------------------------------------------------------------------
@@ -213,6 +257,37 @@ def test_a_quantised_weight_is_dequantised_for_a_product_over_plain_ones() -> No
     assert (type(w), w.spec.scheme, w.spec.dtype) == (Weight, None, torch.float32)
     quantised_activations = replace(spec, weight=replace(spec.weight, scheme=replace(scheme, activation=scheme.format)))
     assert type(chosen.prepare_weight(quantised_activations)) is PlainWeight
+
+
+class OwnLookup(Partial):
+    """A backend that looks up and multiplies fp64 weights, in a packing that it alone reads."""
+
+    def __init__(self, *, multiplies: bool) -> None:
+        super().__init__(("gemm",), lambda op, spec: op == "embed" or multiplies)
+
+    def prepare_weight(self, spec: WeightSpec) -> Weight:
+        return Weight(spec, CPU)
+
+    def embed(self, ids_T: torch.Tensor, w: Any, *, out: torch.Tensor, scale: float = 1.0) -> None:
+        assert type(w) is Weight, "a packing that this backend can't read"
+        w.rows(ids_T, out=out)
+
+
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_rows_are_looked_up_by_whoever_packed_the_weight(multiplies: bool) -> None:
+    ops = OwnLookup(multiplies=multiplies)
+    chosen, product = opset(ops), gemm_spec(n=8, k=6)
+    w, row = chosen.prepare_weight(product), RowSpec(6, F64, extent=8)
+    w.place(table := rand(8, 6, seed=1), 0)
+    out = torch.empty(2, 6, dtype=F64)
+    chosen.bind("embed", row, product=product)(torch.tensor([7, 0]), w, out=out)
+    assert torch.equal(out, table[[7, 0]])
+    (choice,) = (c for c in chosen.report() if c.op == "embed")
+    if multiplies:
+        assert (type(w), choice.implementation, choice.reason) == (Weight, "own", "")
+    else:
+        assert (type(w), choice.implementation, choice.calls) == (PlainWeight, "fallback", 1)
+        assert choice.reason == "the reference packed its weight, since no gemm like that"
 
 
 # -- composites -------------------------------------------------------------------------------------------------
