@@ -28,7 +28,6 @@ from octavo.conformance.oracle import product as oracle
 from octavo.conformance.oracle import quantise, rows
 from octavo.conformance.trial import HostWeight, Outputs, Trial, given, wanted
 from octavo.core.backend import Epilogue, Gate, GemmSpec, NormPrologue, QuantFormat, QuantScheme, WeightSpec
-from octavo.core.backend.meta import CODE_DTYPE
 
 EPS = 1e-6
 PER_TOKEN = QuantScheme(QuantFormat.INT8)
@@ -71,7 +70,7 @@ class Point:
     def out_dtype(self) -> torch.dtype:
         if self.kind == "argmax":
             return torch.int64
-        return CODE_DTYPE[self.scheme.format] if self.is_quantised else self.dtype
+        return self.scheme.format.code_dtype if self.is_quantised else self.dtype
 
     @property
     def spec(self) -> GemmSpec:

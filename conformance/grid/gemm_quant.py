@@ -35,7 +35,6 @@ from octavo.conformance.oracle import product as oracle
 from octavo.conformance.oracle import quantise
 from octavo.conformance.trial import HostWeight, Outputs, Trial, given, wanted
 from octavo.core.backend import GemmSpec, QuantFormat, QuantizedTensor, QuantScheme, WeightSpec
-from octavo.core.backend.meta import CODE_DTYPE
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 INT8, INT4, FP8, FNUZ = QuantFormat.INT8, QuantFormat.INT4, QuantFormat.FP8_E4M3FN, QuantFormat.FP8_E4M3FNUZ
@@ -172,7 +171,7 @@ def build_exact(point: Point, draw: Draw) -> Trial:
         low, high = max(low, -min(most, high)), min(most, high)
     codes = draw.integers(low, high, point.n, point.k)
     zero_points = None if point.scheme.symmetric else _zero_points(point, draw, low, high)
-    weight = QuantizedTensor(point.scheme, codes.to(CODE_DTYPE[point.scheme.format]), _scales(point, draw), zero_points)
+    weight = QuantizedTensor(point.scheme, codes.to(point.scheme.format.code_dtype), _scales(point, draw), zero_points)
     if is_cover:
         x = _cover(point, draw)
     else:
@@ -235,7 +234,7 @@ def build_statistical(point: Point, draw: Draw) -> Trial:
         zero_points = draw.integers(low + (high - low) // 3, high - (high - low) // 3, *point.scale_shape)
         spread = zero_points.repeat_interleave(point.k // point.scale_shape[1], dim=1)
         values = (values + spread).clamp(low, high)
-    codes = values.float().to(CODE_DTYPE[point.scheme.format])
+    codes = values.float().to(point.scheme.format.code_dtype)
     weight = QuantizedTensor(point.scheme, codes, scales.float().reshape(point.scale_shape), zero_points)
     x = draw.normal(point.m, point.k, mean=0.1, dtype=point.dtype)
 

@@ -26,7 +26,6 @@ from octavo.conformance.lanes.exact import exact
 from octavo.conformance.oracle import quantise
 from octavo.conformance.trial import Outputs, Trial, given, row_strides, wanted
 from octavo.core.backend import QuantFormat, QuantScheme, RowSpec
-from octavo.core.backend.meta import CODE_DTYPE
 
 FORMATS = (QuantFormat.INT8, QuantFormat.FP8_E4M3FN, QuantFormat.FP8_E4M3FNUZ)
 TINY = 2.0**-149
@@ -134,7 +133,7 @@ def build(point: Point, draw: Draw) -> Trial:
 
     tensors = (
         given("x", x, strides=row_strides(shape, point.gap) if point.gap else None),
-        wanted("out", shape, CODE_DTYPE[point.quant_format]),
+        wanted("out", shape, point.quant_format.code_dtype),
         wanted("scales", point.scale_shape, torch.float32),
     )
     return Trial(tensors, run, check, is_empty=point.tokens == 0)

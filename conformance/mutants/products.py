@@ -135,8 +135,8 @@ def gate_and_up_swapped(honest: Op, call: Call) -> None:
     honest(**call)
 
 
-def placed(change: Callable[[QuantizedTensor], QuantizedTensor]) -> Wrap:
-    """A weight that packs quantised parts wrongly."""
+def placed(change: Callable[[QuantizedTensor], QuantizedTensor | torch.Tensor]) -> Wrap:
+    """A weight that packs quantised parts wrongly; `change` gives the part as it was taken, or its plain values."""
 
     @around
     def prepare(honest: Op, call: Call) -> Any:
@@ -178,13 +178,13 @@ def zero_points_less_one(part: QuantizedTensor) -> QuantizedTensor:
     return replace(part, zero_points=stored + 1)
 
 
-def groups_of_128(part: QuantizedTensor) -> QuantizedTensor:
+def groups_of_128(part: QuantizedTensor) -> QuantizedTensor | torch.Tensor:
     """The loop over a group ends after 128 columns: the second half of a group of 256 is left out."""
     if part.scheme.group_size != 256:
         return part
-    halves = torch.stack((part.scales, torch.zeros_like(part.scales)), dim=-1).flatten(1)
-    zeros = None if part.zero_points is None else part.zero_points.repeat_interleave(2, dim=1)
-    return replace(part, scales=halves, zero_points=zeros)
+    plain = part.dequantize()
+    plain[:, torch.arange(plain.shape[1]) % 256 >= 128] = 0
+    return plain
 
 
 K_TAILS = tuple(

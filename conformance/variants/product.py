@@ -62,8 +62,9 @@ def grouped_gemm_with(multiply: Multiply) -> Op:
 
 
 def _product(multiply: Multiply, x_TK: torch.Tensor, w: PackedWeight) -> torch.Tensor:
-    if w.spec.scheme is not None and w.spec.scheme.activation is not None:
-        x_TK = fake_quantized(x_TK, w.spec.scheme.activation)
+    scheme = None if w.spec.scheme is None else w.spec.scheme.for_activations()
+    if scheme is not None:
+        x_TK = fake_quantized(x_TK, scheme)
     return multiply(x_TK, w.dense())
 
 

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from octavo.core.backend.meta import OutputShape, output_shapes
     from octavo.core.backend.ops import OP_NAMES, Epilogue, NormPrologue, Ops, PackedWeight, StepPlan
     from octavo.core.backend.opset import OpChoice, OpSet
-    from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
+    from octavo.core.backend.quant import (
+        ACTIVATION_FORMATS,
+        AffineWeight,
+        QuantFormat,
+        QuantizedTensor,
+        QuantScheme,
+    )
     from octavo.core.backend.reference.ops import ReferenceOps
     from octavo.core.backend.reference.weight import PlainWeight
     from octavo.core.backend.registry import (
@@ -67,7 +73,7 @@ _PUBLIC = {
     "meta": ("OutputShape", "output_shapes"),
     "ops": ("OP_NAMES", "Epilogue", "NormPrologue", "Ops", "PackedWeight", "StepPlan"),
     "opset": ("OpChoice", "OpSet"),
-    "quant": ("QuantFormat", "QuantScheme", "QuantizedTensor"),
+    "quant": ("ACTIVATION_FORMATS", "AffineWeight", "QuantFormat", "QuantScheme", "QuantizedTensor"),
     "reference.ops": ("ReferenceOps",),
     "reference.weight": ("PlainWeight",),
     "registry": ("API_VERSION", "Available", "BackendConfig", "BackendInfo", "BackendRegistry", "Refusal"),
@@ -88,8 +94,10 @@ _PUBLIC = {
 _HOMES = {name: f"{__name__}.{module}" for module, names in _PUBLIC.items() for name in names}
 
 __all__ = [
+    "ACTIVATION_FORMATS",
     "API_VERSION",
     "OP_NAMES",
+    "AffineWeight",
     "AttentionMetadata",
     "AttentionSpec",
     "Available",

@@ -16,7 +16,7 @@ import torch
 
 from octavo.core.backend.kv import KVCache
 from octavo.core.backend.ops import Epilogue, PackedWeight
-from octavo.core.backend.quant import QuantFormat, QuantScheme
+from octavo.core.backend.quant import QuantScheme
 from octavo.core.backend.specs import Gate
 
 Tensor = torch.Tensor
@@ -30,14 +30,6 @@ class OutputShape(NamedTuple):
 
 
 Outputs = dict[str, OutputShape]
-
-CODE_DTYPE = {
-    QuantFormat.INT8: torch.int8,
-    QuantFormat.INT4: torch.int8,
-    QuantFormat.FP8_E4M3FN: torch.float8_e4m3fn,
-    QuantFormat.FP8_E4M3FNUZ: torch.float8_e4m3fnuz,
-}
-"""How each format's codes are held when not packed."""
 
 
 def output_shapes(op: str, *args: Any, **kwargs: Any) -> Outputs:
@@ -67,13 +59,13 @@ def _lora_gemm(x_TK: Tensor, a: list[Tensor], b: list[Tensor], *_: Any, **__: An
 
 
 def _quantize(x_TK: Tensor, scheme: QuantScheme, **_: Any) -> Outputs:
-    return _codes(tuple(x_TK.shape), scheme)
+    rows, width = x_TK.shape
+    return _codes((rows, width), scheme)
 
 
-def _codes(shape: tuple[int, ...], scheme: QuantScheme) -> Outputs:
-    rows, width = shape
-    scales = {0: (rows, 1), -1: (1, 1)}.get(scheme.group_size) or (rows, width // scheme.group_size)
-    return {"out": OutputShape(shape, CODE_DTYPE[scheme.format]), "scales": OutputShape(scales, torch.float32)}
+def _codes(shape: tuple[int, int], scheme: QuantScheme) -> Outputs:
+    scales = OutputShape(scheme.scale_shape(*shape), torch.float32)
+    return {"out": OutputShape(shape, scheme.format.code_dtype), "scales": scales}
 
 
 def _embed(ids_T: Tensor, w: PackedWeight, **_: Any) -> Outputs:

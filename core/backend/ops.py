@@ -45,7 +45,10 @@ class PackedWeight(Protocol):
     nbytes: int
 
     def place(self, part_NK: torch.Tensor | QuantizedTensor, row_offset: int) -> None:
-        """Fill rows row_offset.. from a plain (any float dtype) or quantised part, as the loader streams."""
+        """Fill rows row_offset.. from a plain (any float dtype) or quantised part, as the loader streams.
+
+        Raises ValueError as `WeightSpec.check_part` says, which a backend calls first.
+        """
 
     def rows(self, ids_T: torch.Tensor, *, out: torch.Tensor) -> None:
         """out [T, K] = the weight's rows, widened to out's dtype."""

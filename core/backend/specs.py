@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from octavo.core.backend.kv import KVLayout
-from octavo.core.backend.quant import QuantScheme
+from octavo.core.backend.quant import QuantizedTensor, QuantScheme
 
 Gate = Literal["silu", "gelu_tanh", "gelu"]
 """The activation of a gated pair: out = act(gate) * up."""
@@ -45,6 +45,36 @@ class WeightSpec:
     scheme: QuantScheme | None = None
     gated: bool = False
     embedding: bool = False
+
+    def check_part(self, part_NK: torch.Tensor | QuantizedTensor, row_offset: int) -> None:
+        """What `place` refuses, whichever backend packs the weight.
+
+        Raises ValueError: the part does not lie inside the weight; it is stored by another scheme than the weight's;
+        or the scheme's scales cover several rows, and the part does not begin where such a block does. Blocks are
+        counted from row 0; in a gated weight from row 0 of each half, so that no block belongs to both.
+        """
+        shape, limit = list(part_NK.shape), [self.out_features, self.in_features]
+        if len(shape) != 2 or row_offset < 0 or row_offset + shape[0] > limit[0] or shape[1] != limit[1]:
+            raise ValueError(f"part {shape} at row {row_offset} does not lie inside a weight {limit}")
+        if self.scheme is None or isinstance(part_NK, torch.Tensor):
+            return
+        if not part_NK.scheme.stores_like(self.scheme):
+            raise ValueError(f"part at row {row_offset} is quantised by {part_NK.scheme}, the weight by {self.scheme}")
+        _check_blocks(self.scheme.block_rows, row_offset, shape[0], half=limit[0] // 2 if self.gated else limit[0])
+
+
+def _check_blocks(block: int, first: int, rows: int, *, half: int) -> None:
+    """Raise ValueError unless rows first .. first + rows - 1 begin where a block of rows does, in each half."""
+    if first % max(half, 1) % block:
+        raise ValueError(
+            f"a part at row {first} begins inside a block of {block} rows that share their scales; place it at a "
+            f"multiple of block_rows, counted from 0 in each half of a gated weight"
+        )
+    if half % block and first < half < first + rows:
+        raise ValueError(
+            f"a part of rows {first} .. {first + rows - 1} crosses row {half}, where up begins inside a block of "
+            f"{block} rows that share their scales; place gate and up apart"
+        )
 
 
 @dataclass(frozen=True, slots=True)

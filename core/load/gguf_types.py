@@ -1,12 +1,14 @@
 """The element types of GGUF files: their ids, and how many bytes a block of elements takes.
 
-A quantised row is a run of blocks; each holds its own scale (and minimum), then the packed numbers. `gguf_quants.py`
-knows what is inside a block. Source: the GGUF specification of the ggml project.
+A quantised row is a run of blocks; each holds its own scale (and minimum), then the packed numbers. What is inside a
+block is known to `core/backend/blocks.py`. Source: the GGUF specification of the ggml project.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from octavo.core.backend.block_sizes import BLOCK_SIZES
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,18 +20,23 @@ class GGMLType:
     block_bytes: int
 
 
+def _quantised(name: str) -> GGMLType:
+    size = BLOCK_SIZES[name]
+    return GGMLType(name, size.elements, size.num_bytes)
+
+
 GGML_TYPES: dict[int, GGMLType] = {
     0: GGMLType("F32", 1, 4),
     1: GGMLType("F16", 1, 2),
     30: GGMLType("BF16", 1, 2),
-    8: GGMLType("Q8_0", 32, 34),
-    2: GGMLType("Q4_0", 32, 18),
-    3: GGMLType("Q4_1", 32, 20),
-    6: GGMLType("Q5_0", 32, 22),
-    7: GGMLType("Q5_1", 32, 24),
-    12: GGMLType("Q4_K", 256, 144),
-    13: GGMLType("Q5_K", 256, 176),
-    14: GGMLType("Q6_K", 256, 210),
+    8: _quantised("Q8_0"),
+    2: _quantised("Q4_0"),
+    3: _quantised("Q4_1"),
+    6: _quantised("Q5_0"),
+    7: _quantised("Q5_1"),
+    12: _quantised("Q4_K"),
+    13: _quantised("Q5_K"),
+    14: _quantised("Q6_K"),
 }
 
 UNSUPPORTED_TYPE_NAMES: dict[int, str] = {

@@ -32,8 +32,9 @@ def product(x_TK: torch.Tensor, w: PackedWeight) -> torch.Tensor:
     dense_NK = w.dense()
     acc = accumulator(x_TK, dense_NK)
     x_TK = x_TK.to(acc)
-    if w.spec.scheme is not None and w.spec.scheme.activation is not None:
-        x_TK = fake_quantized(x_TK, w.spec.scheme.activation)
+    scheme = None if w.spec.scheme is None else w.spec.scheme.for_activations()
+    if scheme is not None:
+        x_TK = fake_quantized(x_TK, scheme)
     return x_TK @ dense_NK.to(acc).T
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from octavo.core.backend.meta import CODE_DTYPE
 from octavo.core.backend.quant import QuantFormat, QuantScheme
 from octavo.core.backend.reference.numeric import accumulator, rounded
 from octavo.core.base.errors import UnsupportedOp
@@ -15,15 +14,17 @@ LARGEST_CODE = {
     QuantFormat.FP8_E4M3FN: 448.0,
     QuantFormat.FP8_E4M3FNUZ: 240.0,
 }
+"""Of the formats that activations can have. Never written to."""
 
 
 def quantize(x_TK: torch.Tensor, scheme: QuantScheme, *, out: torch.Tensor, scales: torch.Tensor) -> None:
-    """Codes [T, K] to out; scales [T, K / group_size], [T, 1] or [1, 1]. A group of zeros has scale 1.
+    """Codes [T, K] to out; scales [T, ceil(K / group_size)], [T, 1] or [1, 1]. A group of zeros has scale 1.
 
-    Raises UnsupportedOp for a scheme with zero points.
+    Raises UnsupportedOp for a scheme that is none of activations: with zero points, with blocks of several rows, or of
+    a format outside ACTIVATION_FORMATS.
     """
-    if not scheme.symmetric:
-        raise UnsupportedOp("quantize: activations are quantised symmetrically; the scheme has zero points")
+    if not scheme.symmetric or scheme.block_rows > 1 or scheme.format not in LARGEST_CODE:
+        raise UnsupportedOp(f"quantize: activations are quantised symmetrically, each row alone, not by {scheme}")
     x = x_TK.to(accumulator(x_TK))
     groups = _grouped(x, scheme.group_size)
     limit = LARGEST_CODE[scheme.format]
@@ -32,20 +33,28 @@ def quantize(x_TK: torch.Tensor, scheme: QuantScheme, *, out: torch.Tensor, scal
     codes = (groups / scale.to(x.dtype)).clamp(-limit, limit)
     if scheme.format in (QuantFormat.INT8, QuantFormat.INT4):
         codes = codes.round()
-    out.copy_(rounded(codes, out.dtype).reshape(x.shape))
+    codes = codes.reshape(x.shape) if scheme.group_size <= 0 else codes.flatten(1)[:, : x.shape[1]]
+    out.copy_(rounded(codes, out.dtype))
     scales.copy_(scale.reshape(scales.shape))
 
 
 def _grouped(x: torch.Tensor, group_size: int) -> torch.Tensor:
-    """x with one scale per row of its last axis."""
+    """x with one scale per row of its last axis; a last group that is cut short is filled with zeros."""
     if group_size == -1:
         return x.reshape(1, -1)
-    return x if group_size == 0 else x.unflatten(-1, (-1, group_size))
+    if group_size == 0:
+        return x
+    whole = torch.nn.functional.pad(x, (0, -x.shape[-1] % group_size))
+    return whole.reshape(whole.shape[0], -1, group_size)
 
 
-def fake_quantized(x_TK: torch.Tensor, activation: QuantFormat) -> torch.Tensor:
-    """x after quantisation per row and back, in x's dtype: what a product over quantised activations sees."""
-    codes = torch.empty(x_TK.shape, dtype=CODE_DTYPE[activation], device=x_TK.device)
-    scales = torch.empty(x_TK.shape[0], 1, dtype=torch.float32, device=x_TK.device)
-    quantize(x_TK, QuantScheme(activation), out=codes, scales=scales)
-    return codes.to(x_TK.dtype) * scales.to(x_TK.dtype)
+def fake_quantized(x_TK: torch.Tensor, scheme: QuantScheme) -> torch.Tensor:
+    """x quantised and back, in x's dtype: what a product over quantised activations sees."""
+    rows, columns = x_TK.shape
+    codes = torch.empty(rows, columns, dtype=scheme.format.code_dtype, device=x_TK.device)
+    scales = torch.empty(scheme.scale_shape(rows, columns), dtype=torch.float32, device=x_TK.device)
+    quantize(x_TK, scheme, out=codes, scales=scales)
+    per_element = scales.to(x_TK.dtype)
+    if scheme.group_size > 0:
+        per_element = per_element.repeat_interleave(scheme.group_size, 1)[:, :columns]
+    return codes.to(x_TK.dtype) * per_element

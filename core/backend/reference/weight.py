@@ -23,15 +23,10 @@ class PlainWeight:
         self.nbytes = self.data_NK.nbytes
 
     def place(self, part_NK: torch.Tensor | QuantizedTensor, row_offset: int) -> None:
-        """Copy rows in. Raises ValueError when the part does not lie inside the weight."""
+        """Copy rows in. Raises ValueError as `WeightSpec.check_part` says."""
+        self.spec.check_part(part_NK, row_offset)
         plain = part_NK.dequantize() if isinstance(part_NK, QuantizedTensor) else part_NK
-        rows, columns = plain.shape
-        if row_offset < 0 or row_offset + rows > self.spec.out_features or columns != self.spec.in_features:
-            raise ValueError(
-                f"part [{rows}, {columns}] at row {row_offset} does not lie inside a weight "
-                f"[{self.spec.out_features}, {self.spec.in_features}]"
-            )
-        self.data_NK[row_offset : row_offset + rows].copy_(plain)
+        self.data_NK[row_offset : row_offset + plain.shape[0]].copy_(plain)
 
     def rows(self, ids_T: torch.Tensor, *, out: torch.Tensor) -> None:
         out.copy_(self.data_NK[ids_T])
