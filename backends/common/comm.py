@@ -6,10 +6,10 @@
     all_reduce, large    | piece 0 | piece 1 | … |  piece r of every rank ──► rank r;  added;      two, of 2/W the bytes
                          the sums of all pieces ──► every rank
 
-Sums accumulate in fp32 (fp64 for doubles, integers in their own type), always in the order of the ranks, and are rounded
-once, to the tensor's type. So all ranks get the same bits, run for run; a message's bits depend neither on its size nor
-on what else is in it, which a library's own choice of ring or tree does not give; and since the wire carries bytes, any
-dtype goes over any transport.
+Sums accumulate in fp32 (fp64 for doubles, integers in their own type), always in the order of the ranks, and are
+rounded once, to the tensor's type. So all ranks get the same bits, run for run; an element's bits depend neither on the
+message's size nor on what else is in it, which a library's own choice of ring or tree does not give; and since the wire
+carries bytes, any dtype goes over any transport.
 
 The group is an object, never torch's global one: engines side by side in a process do not disturb each other. Only
 backends make communicators; layers see the contract's protocol alone.
@@ -20,10 +20,9 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from octavo.core.base.errors import BackendUnavailable, ConfigError, RankLost
 
@@ -31,7 +30,20 @@ GROUP_TIMEOUT_S = 300.0
 """How long ranks wait for each other: longer than the slowest of them may take to load or to build kernels."""
 
 ONE_SHOT_BYTES = 256 * 1024
-"""Up to here one exchange of whole messages beats two of pieces: measured with gloo at 2, 4 and 8 ranks on two cores."""
+"""Up to here one exchange of whole messages beats two of pieces: with gloo, at 2, 4 and 8 ranks on two cores."""
+
+
+_dist: Any = torch.distributed
+"""Untyped: torch's stubs leave most of these names out."""
+
+
+class Group(Protocol):
+    """What is asked of a process group; all that torch makes have it. Each gives a work that can be waited for."""
+
+    def _allgather_base(self, out: torch.Tensor, x: torch.Tensor, /) -> Any: ...
+    def alltoall_base(self, out: torch.Tensor, x: torch.Tensor, out_sizes: list[int], x_sizes: list[int], /) -> Any: ...
+    def broadcast(self, tensors: list[torch.Tensor], options: Any, /) -> Any: ...
+    def barrier(self) -> Any: ...
 
 
 class TorchCommunicator:
@@ -41,7 +53,7 @@ class TorchCommunicator:
     every call returns when its result is there, and raises RankLost.
     """
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int, *, capturable: bool) -> None:
+    def __init__(self, group: Group, rank: int, world_size: int, *, capturable: bool) -> None:
         """
         Args:
             group: a process group object of `world_size` ranks, for this communicator alone.
@@ -50,7 +62,7 @@ class TorchCommunicator:
         self.rank = rank
         self.world_size = world_size
         self.capturable = capturable
-        self._group: dist.ProcessGroup | None = group
+        self._group: Group | None = group
 
     def all_reduce(self, x: torch.Tensor, *, out: torch.Tensor) -> None:
         if not x.numel():
@@ -80,7 +92,7 @@ class TorchCommunicator:
         if not x.numel():
             return
         dense = x.contiguous()
-        options = dist.BroadcastOptions()
+        options = _dist.BroadcastOptions()
         options.rootRank = root
         self._run("broadcast", lambda group: group.broadcast([_bytes(dense)], options))
         if dense is not x:
@@ -123,7 +135,7 @@ class TorchCommunicator:
         send, receive = [size * width for size in sizes], [parts[0].numel() * width] * self.world_size
         self._run("exchange", lambda group: group.alltoall_base(_bytes(parts), _bytes(x), receive, send))
 
-    def _run(self, what: str, start: Callable[[dist.ProcessGroup], Any]) -> None:
+    def _run(self, what: str, start: Callable[[Group], Any]) -> None:
         """Raises RankLost when another rank is gone, or does not take part in time."""
         if self._group is None:
             raise RankLost(f"{what} on rank {self.rank} of {self.world_size}: its communicator was closed")
@@ -146,7 +158,7 @@ def gloo_communicator(
 
 def process_group(
     transport: str, rank: int, world_size: int, address: str, timeout_s: float = GROUP_TIMEOUT_S
-) -> dist.ProcessGroup:
+) -> Group:
     """A group that meets at `address` and has met when this returns.
 
     Args:
@@ -154,8 +166,8 @@ def process_group(
         address: "host:port" of this machine; rank 0 listens there.
         timeout_s: for meeting, and for each exchange.
 
-    Raises ConfigError for an address or a place in the group that can't be, BackendUnavailable when the ranks don't meet
-    or torch lacks the transport.
+    Raises ConfigError for an address or a place in the group that can't be, BackendUnavailable when the ranks don't
+    meet or torch lacks the transport.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -165,7 +177,7 @@ def process_group(
     make = {"gloo": _gloo, "nccl": _nccl}[transport]
     limit = datetime.timedelta(seconds=timeout_s)
     try:
-        store = dist.TCPStore(host.strip("[]"), int(port), world_size, rank == 0, limit, wait_for_workers=False)
+        store = _dist.TCPStore(host.strip("[]"), int(port), world_size, rank == 0, limit, wait_for_workers=False)
         group = make(store, rank, world_size, limit, host.strip("[]"))
         # Rank 0 holds the store: it must not leave before the last one has read from it.
         group.barrier().wait()
@@ -178,22 +190,23 @@ def process_group(
     return group
 
 
-def _gloo(store: dist.Store, rank: int, world_size: int, limit: datetime.timedelta, host: str) -> dist.ProcessGroup:
-    kind = dist.ProcessGroupGloo
+def _gloo(store: Any, rank: int, world_size: int, limit: datetime.timedelta, host: str) -> Group:
+    kind = _dist.ProcessGroupGloo
     options = kind._Options()
     options._timeout = limit
     options._threads = 1  # calls are made one at a time
     options._devices = [kind.create_device(hostname=host)]
-    return kind(store, rank, world_size, options)
+    group: Group = kind(store, rank, world_size, options)
+    return group
 
 
-def _nccl(store: dist.Store, rank: int, world_size: int, limit: datetime.timedelta, _: str) -> dist.ProcessGroup:
-    if not dist.is_nccl_available():
+def _nccl(store: Any, rank: int, world_size: int, limit: datetime.timedelta, _: str) -> Group:
+    if not _dist.is_nccl_available():
         raise BackendUnavailable(f"torch {torch.__version__} was built without NCCL", field="backend")
-    kind: Any = dist.ProcessGroupNCCL
+    kind = _dist.ProcessGroupNCCL
     options = kind.Options()
     options._timeout = limit
-    group: dist.ProcessGroup = kind(store, rank, world_size, options)
+    group: Group = kind(store, rank, world_size, options)
     return group
 
 

@@ -1,4 +1,8 @@
-"""The collective operations of a group of ranks. The backend makes the communicator; layers only see this."""
+"""The collective operations of a group of ranks. The backend makes the communicator; layers only see this.
+
+All ranks make the same calls in the same order, with tensors of the same shapes and dtypes. The last axis of a tensor
+has stride 1, leading axes may have any stride. A call that can't end because another rank is gone raises RankLost.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class Communicator(Protocol):
     capturable: bool
 
     def all_reduce(self, x: torch.Tensor, *, out: torch.Tensor) -> None:
-        """out = sum of x over the ranks; out may be x."""
+        """out = sum of x over the ranks, the same bits on each; out may be x."""
 
     def all_gather(self, x: torch.Tensor, *, out: torch.Tensor) -> None:
         """out [world_size, *x.shape] = every rank's x."""
@@ -32,10 +36,10 @@ class Communicator(Protocol):
         """Overwrite x with root's x."""
 
     def barrier(self) -> None:
-        """Return when every rank has arrived."""
+        """Return, on the host, when every rank has arrived."""
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group. Idempotent."""
 
 
 class SingleRank:

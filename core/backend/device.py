@@ -31,6 +31,7 @@ class Capabilities:
         accumulation: op -> accumulation class ("fp32", "tf32", …), for the conformance bounds.
         deterministic: the same call gives the same bits.
         batch_invariant: a row's bits do not depend on the other rows of its batch.
+        world_sizes: sizes of the groups that `communicator` can form on this machine's devices, ascending from 1.
         versions: of what lies below the backend, for reports: "driver", "firmware", "runtime", ….
     """
 
@@ -49,6 +50,7 @@ class Capabilities:
     deterministic: bool = True
     batch_invariant: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
+    world_sizes: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,11 @@ class DeviceBackend(Protocol):
         """A handle by which another process or a network card may read the pool; None when there is none."""
 
     def communicator(self, rank: int, world_size: int, address: str) -> Communicator:
-        """This rank's communicator for the group that meets at `address`."""
+        """This rank's communicator for the group that meets at `address`, "host:port": rank 0 listens there.
+
+        Returns when all ranks are there; a group of one needs no address. Raises BackendUnavailable for a size that is
+        not in `Capabilities.world_sizes`, and when the others don't come.
+        """
 
     def close(self) -> None:
         """Give back threads, memory and handles. Idempotent."""

@@ -9,6 +9,7 @@ OctavoError
 │   └── InvalidRequest        one request is wrong; the engine goes on              (HTTP 400)
 │       └── NeverFits         the request can never fit the KV pool, however long it waits
 ├── UnsupportedOp             a backend was asked for an op it said it doesn't support
+├── RankLost                  a rank of a group ended or did not answer; its communicator is of no more use
 ├── RequestFailed             one request failed while running (NaN logits, …); the engine goes on
 └── EngineDead                the engine stopped; carries the root cause
 """
@@ -58,6 +59,10 @@ class NeverFits(InvalidRequest):
 
 class UnsupportedOp(OctavoError):
     """An op was called with a spec for which `supports()` answered Unsupported."""
+
+
+class RankLost(OctavoError):
+    """Another rank of the group ended or did not answer in time; the message names the collective."""
 
 
 class RequestFailed(OctavoError):

@@ -102,9 +102,13 @@ def test_memory_info_is_plausible(backend: DeviceBackend) -> None:
     assert 0 < info.free_bytes <= info.total_bytes == backend.capabilities.total_memory_bytes
 
 
-def test_one_rank_only(backend: DeviceBackend) -> None:
+def test_groups_of_the_declared_sizes_only(backend: DeviceBackend) -> None:
     assert backend.communicator(0, 1, "").world_size == 1
-    with pytest.raises(BackendUnavailable, match="tensor_parallel_size"):
+    assert backend.capabilities.world_sizes == (1, 2, 4, 8)
+    with pytest.raises(BackendUnavailable, match="forms groups of 1, 2, 4, 8 ranks and was asked for 3") as error:
+        backend.communicator(0, 3, "127.0.0.1:1")
+    assert error.value.field == "tensor_parallel_size"
+    with pytest.raises(ConfigError, match="HOST:PORT"):
         backend.communicator(0, 2, "")
 
 
