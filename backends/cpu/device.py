@@ -21,6 +21,7 @@ from octavo.backends.cpu.attention import LANES
 from octavo.backends.cpu.host import cpu_name
 from octavo.backends.cpu.ops import CpuOps
 from octavo.backends.cpu.threads import default_num_threads
+from octavo.backends.cpu.torch_threads import TORCH_THREADS
 from octavo.core.backend import (
     BackendConfig,
     Capabilities,
@@ -67,8 +68,7 @@ class CpuBackend:
         num_threads = config.num_threads or default_num_threads()
         library = native.load()
         self._context = native.NativeContext(library, num_threads) if library is not None else None
-        self._torch_threads = torch.get_num_threads()
-        torch.set_num_threads(1 if self._context is not None else num_threads)
+        self._torch_threads = TORCH_THREADS.claim(1 if self._context is not None else num_threads)
         self._live_pools: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
         self.device = torch.device("cpu")
         self._cpu_ops = CpuOps(self._context)
@@ -146,9 +146,7 @@ class CpuBackend:
     def close(self) -> None:
         if self._context is not None:
             self._context.close()
-        if self._torch_threads:
-            torch.set_num_threads(self._torch_threads)
-            self._torch_threads = 0
+        self._torch_threads.release()
 
 
 def _kv_layout(spec: KVCacheSpec) -> KVLayout:

@@ -120,6 +120,32 @@ def test_close_restores_torchs_threads_and_may_be_called_twice() -> None:
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.parametrize("first_closed", [0, 1])
+def test_the_last_engine_to_close_restores_torchs_threads(first_closed: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        engines = [CpuBackend(BackendConfig(num_threads=1)) for _ in range(2)]
+        engines.pop(first_closed).close()
+        assert torch.get_num_threads() == 1
+        engines.pop().close()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_thread_count_that_the_user_sets_in_between_stays() -> None:
+    before = torch.get_num_threads()
+    try:
+        engines = [CpuBackend(BackendConfig(num_threads=1)) for _ in range(2)]
+        torch.set_num_threads(3)
+        for engine in engines:
+            engine.close()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_without_native_kernels_everything_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_device.native, "load", lambda: None)
     made = CpuBackend(BackendConfig(num_threads=2))
