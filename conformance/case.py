@@ -23,6 +23,9 @@ from octavo.core.backend import OP_NAMES, OpSpec
 Requirement = Callable[[Facts], str | None]
 """Why a case says nothing about a backend that declares these facts; None when it does."""
 
+LEVEL_NAMES = ("model", "engine")
+"""What stands for the op in cases above the ops (levels/), which have no spec."""
+
 LANES = ("exact", "probe", "statistical", "distribution")
 _NAME = re.compile(r"[a-z0-9_.]+/[A-Za-z0-9_.+-]+")
 
@@ -38,8 +41,8 @@ class Case:
 
     Attributes:
         name: unique, stable, "family/point".
-        op: of the contract; the one whose implementation is reported.
-        spec: what `supports()` is asked; a KV layout in it is replaced by the backend's own.
+        op: of the contract; the one whose implementation is reported. Above the ops: the level.
+        spec: what `supports()` is asked; a KV layout in it is replaced by the backend's own. None above the ops.
         axes: grid axis -> value, for the report's matrix.
         lanes: that `check` reports on.
         build: draws the trial; pure in its Draw.
@@ -51,7 +54,7 @@ class Case:
 
     name: str
     op: str
-    spec: OpSpec
+    spec: OpSpec | None
     axes: Mapping[str, str]
     lanes: tuple[str, ...]
     build: Callable[[Draw], Trial]
@@ -63,8 +66,8 @@ class Case:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"case name {self.name!r} must match {_NAME.pattern}")
-        if self.op not in OP_NAMES:
-            raise ValueError(f"case {self.name}: {self.op!r} is no op of the contract")
+        if self.op not in (LEVEL_NAMES if self.spec is None else OP_NAMES):
+            raise ValueError(f"case {self.name}: {self.op!r} is no op of the contract, or is no level and has no spec")
         if not self.lanes or not set(self.lanes) <= set(LANES):
             raise ValueError(f"case {self.name}: lanes {self.lanes} must be some of {LANES}")
 

@@ -22,7 +22,7 @@ from octavo.conformance.profiles import LEVELS, PROFILES
 from octavo.conformance.progress import ProgressLine
 from octavo.conformance.report import html, json, matrix, table
 from octavo.conformance.session import Settings, conform, fresh_seed, selected
-from octavo.conformance.suite import families
+from octavo.conformance.suite import families, modules_of
 from octavo.conformance.variants import gate as variants
 from octavo.conformance.verify import DEFAULT_SHARE, verify
 from octavo.conformance.version import SUITE_VERSION
@@ -84,14 +84,11 @@ def _run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     if args.profile is None and args.only is None:
-        everything = families().values()
-        for profile in PROFILES.values():
-            count = sum(map(profile.contains, everything))
+        for profile in (*PROFILES.values(), *LEVELS.values()):
+            count = sum(map(profile.contains, families(modules_of(profile.name)).values()))
             print(f"{profile.name:<14}{count:>5} cases  {profile.purpose}")
-        for level in LEVELS.values():
-            print(f"{level.name:<14}{'':>11}  {level.purpose}")
         return MET
-    for case in selected(Settings(backend=args.backend, profile=args.profile or "full", only=args.only)):
+    for case in selected(Settings(backend=args.backend, profile=args.profile, only=args.only)):
         print(f"{case.name}  {case.op}  {','.join(case.lanes)}  {','.join(sorted(case.profiles))}".rstrip())
     return MET
 

@@ -25,6 +25,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         activations: dtypes that models compute in.
         weights: dtypes that plain weights are stored in.
+        computes: of each of these, what models compute in.
         versions: of drivers and the like, as the backend names them.
     """
 
@@ -42,6 +43,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     batch_invariant: bool
     total_memory_bytes: int
     versions: dict[str, str]
+    computes: dict[str, str] = {}
 
     @classmethod
     def of(cls, capabilities: Capabilities) -> Facts:
@@ -62,6 +64,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             batch_invariant=capabilities.batch_invariant,
             total_memory_bytes=capabilities.total_memory_bytes,
             versions=dict(capabilities.versions),
+            computes={dtype_name(weight): name for weight, name in names.items()},
         )
 
     def accumulation_of(self, op: str) -> str:

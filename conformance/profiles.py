@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from octavo.conformance.case import Case
 from octavo.conformance.harness.result import BAD, OWN_KERNELS, CaseResult, Status
+from octavo.core.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +83,17 @@ LEVELS = {
     )
 }
 """Profiles above the ops, by name: octavo.conformance.levels. They need the engine, and are no part of "full"."""
+
+
+def profile_named(name: str) -> Profile:
+    """A profile of either kind. Raises ConfigError for a name that neither has."""
+    known = PROFILES | LEVELS
+    if name not in known:
+        raise ConfigError(f"profile {name!r} must be one of {', '.join(known)}", field="profile")
+    return known[name]
+
+
+def level_of(name: str) -> str | None:
+    """The level that a case, a family or an op's stand-in belongs to ("engine.llama/cache"); None for cases of ops."""
+    first = name.partition("/")[0].partition(".")[0]
+    return first if first in LEVELS else None

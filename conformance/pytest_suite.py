@@ -14,8 +14,7 @@ import torch
 
 from octavo.conformance.gaps import Gap, load_gaps
 from octavo.conformance.harness.worker import Runner
-from octavo.conformance.session import Settings, backend_info, fresh_seed, open_runner, selected
-from octavo.conformance.suite import families
+from octavo.conformance.session import Settings, backend_info, fresh_seed, known_cases, open_runner, selected
 from octavo.core.base.errors import UserError
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
@@ -77,4 +76,4 @@ def runner(settings: Settings) -> Iterator[Runner]:
 
 @pytest.fixture(scope="session")
 def gaps(settings: Settings) -> dict[str, Gap]:
-    return load_gaps(backend_info(settings.backend), families().values())
+    return load_gaps(backend_info(settings.backend), known_cases(settings.profile_name))

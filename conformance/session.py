@@ -4,14 +4,13 @@
              └─► Runner (worker pool) ─┼─► run_cases ──► Report (report/json.py) with the profile's verdict
                  gaps.toml of the backend's package ─┘
 
-The registry is asked for the backend's package here; the backend itself lives in the worker. The profiles above the
-ops ("model", "engine") have checks instead of cases, run in this process, and alone import the engine: levels/.
+The registry is asked for the backend's package here; the backend itself lives in the worker. The cases of the profiles
+above the ops ("model", "engine") run likewise, and they alone import the engine: levels/.
 """
 
 from __future__ import annotations
 
 import datetime
-import importlib
 import secrets
 import shlex
 import time
@@ -25,7 +24,7 @@ from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import Gap, load_gaps
 from octavo.conformance.harness.result import CaseResult, Status
 from octavo.conformance.harness.worker import BackendChoice, InProcess, Runner, WorkerPool, make_backend, run_cases
-from octavo.conformance.profiles import LEVELS, PROFILES
+from octavo.conformance.profiles import LEVELS, PROFILES, level_of, profile_named
 from octavo.conformance.provenance import plug_in, software
 from octavo.conformance.report.json import SCHEMA_VERSION, Device, Report, Run, Verdict, entry
 from octavo.conformance.version import SPEC_VERSION, SUITE_VERSION, must_pass_hash
@@ -50,8 +49,8 @@ class Settings:
 
     Attributes:
         backend: a name, or "auto".
-        profile: None for "core", or for "full" when `only` narrows it; also one of LEVELS.
-        only: an op, a case or a prefix of cases, or of a level's checks.
+        profile: None for "core", or for "full" when `only` narrows it (its level where it names one).
+        only: an op, a case or a prefix of cases.
         options: of `--backend-option`.
         in_process: no worker: quicker, and a crash ends it all.
         timeout_s: of every case, instead of its own.
@@ -69,13 +68,13 @@ class Settings:
 
     @property
     def profile_name(self) -> str:
-        return self.profile or ("full" if self.only else "core")
+        return self.profile or ((level_of(self.only) or "full") if self.only else "core")
 
 
 def selected(settings: Settings) -> list[Case]:
     """The cases of the settings. Raises ConfigError when there are none."""
     only = settings.only
-    op, name = (only, None) if only in OP_NAMES else (None, only)
+    op, name = (only, None) if only in (*OP_NAMES, *LEVELS) else (None, only)
     cases = suite.select(settings.profile_name, op=op, name=name)
     if settings.timeout_s is None:
         return cases
@@ -102,50 +101,39 @@ def open_runner(settings: Settings, name: str, *, num_threads: int | None = None
         name=name,
         options=settings.options,
         num_threads=num_threads,
-        deterministic=PROFILES[settings.profile_name].needs_determinism,
+        deterministic=profile_named(settings.profile_name).needs_determinism,
         strict=settings.strict,
+        families=suite.modules_of(settings.profile_name),
     )
     if settings.in_process:
-        return InProcess(make_backend(choice), strict=settings.strict)
+        return InProcess(make_backend(choice), strict=settings.strict, options=settings.options)
     return WorkerPool(choice)
 
 
 def conform(settings: Settings, progress: Progress | None = None) -> Report:
     """Run it all. Raises UserError for a backend, profile, selection or gaps.toml that can't be."""
-    if settings.profile_name in LEVELS:
-        return _conform_level(settings, progress)
     cases = selected(settings)
     info = backend_info(settings.backend)
-    gaps = load_gaps(info, suite.families().values())
+    refuse_engine_without_registry(settings.profile_name, info.name)
+    gaps = load_gaps(info, known_cases(settings.profile_name))
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
     with closing(open_runner(settings, info.name)) as runner:
         results, not_applicable = measured(runner, cases, settings, gaps=gaps, progress=progress)
-    if PROFILES[settings.profile_name].needs_determinism and runner.facts.batch_invariant:
+    if profile_named(settings.profile_name).needs_determinism and runner.facts.batch_invariant:
         with closing(open_runner(settings, info.name, num_threads=1)) as alone:
             compare_threads(alone, cases, results, settings.seed)
     run = _run(settings, info, runner.facts, started, time.monotonic() - clock, isolated=not settings.in_process)
     return _report(run, settings, results, not_applicable)
 
 
-def _conform_level(settings: Settings, progress: Progress | None) -> Report:
-    """A profile above the ops: its checks in this process, on one backend."""
-    info = backend_info(settings.backend)
-    settings = replace(settings, backend=info.name)
-    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-    level = importlib.import_module(f"octavo.conformance.levels.{settings.profile_name}")
-    with closing(make_backend(BackendChoice(name=info.name, options=settings.options))) as backend:
-        facts = Facts.of(backend.capabilities)
-        checks = [check for check in level.checks(backend, settings) if check.name.startswith(settings.only or "")]
-        if not checks:
-            raise ConfigError(f"no check of profile {settings.profile_name} fits {settings.only}", field="only")
-        results = []
-        for done, check in enumerate(checks, 1):
-            results.append(check.run(seed=settings.seed, backend_name=info.name))
-            results[-1].rerun += _option_flags(settings)
-            if progress is not None:
-                progress(results[-1], done, len(checks))
-    run = _run(settings, info, facts, started, time.monotonic() - clock, isolated=False)
-    return _report(run, settings, results, {})
+def refuse_engine_without_registry(profile: str, backend: str) -> None:
+    """Raises ConfigError for the engine on a backend of the suite itself: an engine finds its backend by name."""
+    if profile == "engine" and backend in BUILT_IN:
+        raise ConfigError(
+            f"profile engine makes the backend as the engine does, which knows none named {backend}; "
+            "run profile model, or name a backend that `octavo backends` lists",
+            field="profile",
+        )
 
 
 def _run(
@@ -160,7 +148,7 @@ def _run(
     return Run(
         suite_version=SUITE_VERSION,
         spec_version=SPEC_VERSION,
-        must_pass=must_pass(),
+        must_pass=must_pass(settings.profile_name),
         profile=settings.profile_name,
         only=settings.only or "",
         seed=settings.seed,
@@ -196,7 +184,7 @@ def measured(
 ) -> tuple[list[CaseResult], dict[str, str]]:
     """`run_cases` with the settings' seed; every rerun command carries what the settings add to a plain call."""
     extra = _option_flags(settings)
-    if PROFILES[settings.profile_name].needs_determinism:
+    if profile_named(settings.profile_name).needs_determinism:
         extra += f" --profile {settings.profile_name}"
     done, total = 0, sum(case.requires(runner.facts) is None for case in cases)
 
@@ -222,14 +210,24 @@ def compare_threads(alone: Runner, cases: Sequence[Case], results: Sequence[Case
             result.detail = f"other bits on one thread ({again.status}: {again.detail or 'within its bound'})"
 
 
-def must_pass() -> dict[str, str]:
-    """Profile -> hash of its cases."""
-    cases = suite.families().values()
-    return {name: must_pass_hash(profile, cases) for name, profile in PROFILES.items()}
+def known_cases(profile: str) -> list[Case]:
+    """Every case of an op, and those of the profile's level where it is one: what a gaps.toml may name."""
+    return [
+        *suite.families().values(),
+        *(suite.families(suite.modules_of(profile)).values() if profile in LEVELS else ()),
+    ]
+
+
+def must_pass(profile: str) -> dict[str, str]:
+    """Profile -> hash of its cases: of all profiles of ops, and of the given one."""
+    names = dict.fromkeys((*PROFILES, profile))
+    return {
+        name: must_pass_hash(profile_named(name), suite.families(suite.modules_of(name)).values()) for name in names
+    }
 
 
 def verdict(settings: Settings, results: Sequence[CaseResult], facts: Facts) -> Verdict:
-    profile = (PROFILES | LEVELS)[settings.profile_name]
+    profile = profile_named(settings.profile_name)
     reasons = profile.failures(results, is_deterministic=facts.deterministic)
     return Verdict(
         profile=profile.name,

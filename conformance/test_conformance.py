@@ -8,7 +8,7 @@ from octavo.conformance.case import Case
 from octavo.conformance.gaps import Gap
 from octavo.conformance.harness.result import Status
 from octavo.conformance.harness.worker import Runner
-from octavo.conformance.profiles import PROFILES
+from octavo.conformance.profiles import profile_named
 from octavo.conformance.session import Settings, measured
 
 GAPS = (Status.XFAIL, Status.WAIVED)
@@ -20,7 +20,7 @@ def test_case(case: Case, runner: Runner, gaps: dict[str, Gap], settings: Settin
     if not results:
         pytest.skip(not_applicable[case.name])
     (result,) = results
-    if not PROFILES[settings.profile_name].accepts(result.status, result.ops):
+    if not profile_named(settings.profile_name).accepts(result.status, result.ops):
         pytest.fail(f"{result.status}: {result.detail}\nagain: {result.rerun}", pytrace=False)
     if result.status in GAPS:
         pytest.xfail(result.detail)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -18,10 +18,19 @@ from octavo.conformance import suite
 from octavo.conformance.case import Case
 from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import load_gaps
-from octavo.conformance.profiles import PROFILES
+from octavo.conformance.profiles import LEVELS, PROFILES, profile_named
 from octavo.conformance.provenance import plug_in, software
 from octavo.conformance.report.json import Entry, Figure, Report, entry
-from octavo.conformance.session import Progress, Settings, backend_info, measured, must_pass, open_runner
+from octavo.conformance.session import (
+    Progress,
+    Settings,
+    backend_info,
+    known_cases,
+    measured,
+    must_pass,
+    open_runner,
+    refuse_engine_without_registry,
+)
 from octavo.conformance.version import SPEC_VERSION, SUITE_VERSION
 from octavo.core.backend import BackendInfo
 from octavo.core.base.errors import ConfigError
@@ -57,12 +66,14 @@ def verify(report: Report, share: float, progress: Progress | None = None, *, in
     refuse_foreign(report)
     run = report.run
     sample = _sample(report.cases, share)
-    cases = [_case(known) for known in sample]
+    suite_cases = suite.families(suite.modules_of(run.profile))
+    cases = [_case(known, suite_cases) for known in sample]
     settings = Settings(
         backend=run.backend, profile=run.profile, seed=run.seed, options=run.options, in_process=in_process
     )
     info = backend_info(run.backend)
-    gaps = load_gaps(info, suite.families().values())
+    refuse_engine_without_registry(run.profile, info.name)
+    gaps = load_gaps(info, known_cases(run.profile))
     with closing(open_runner(settings, info.name)) as runner:
         results, not_applicable = measured(runner, cases, settings, gaps=gaps, progress=progress)
         notes = _notes(report, info, runner.facts)
@@ -90,11 +101,11 @@ def refuse_foreign(report: Report) -> None:
                 f"the report has {what} {theirs}, this suite {ours}: verify it with Octavo {run.software.octavo}",
                 field="report",
             )
-    if run.profile not in PROFILES:
+    if run.profile not in PROFILES | LEVELS:
         raise ConfigError(
             f"the report is of the profile {run.profile!r}, which this suite doesn't have", field="report"
         )
-    theirs_hash, ours_hash = run.must_pass.get(run.profile, "none"), must_pass()[run.profile]
+    theirs_hash, ours_hash = run.must_pass.get(run.profile, "none"), must_pass(run.profile)[run.profile]
     if theirs_hash != ours_hash:
         raise ConfigError(
             f"the report's must-pass hash of profile {run.profile} is {theirs_hash}, this suite's {ours_hash}: the "
@@ -128,8 +139,8 @@ def _sample(entries: Sequence[Entry], share: float) -> list[Entry]:
     return [entries[i] for i in chosen]
 
 
-def _case(known: Entry) -> Case:
-    case = suite.families().get(known.id)
+def _case(known: Entry, suite_cases: Mapping[str, Case]) -> Case:
+    case = suite_cases.get(known.id)
     if case is None:
         raise ConfigError(f"the report has the case {known.id}, which this suite doesn't have", field="report")
     return case
@@ -139,15 +150,16 @@ def _coverage(report: Report, facts: Facts) -> tuple[list[str], list[str]]:
     """Cases that the report leaves out, or has in excess; a narrowed report makes no claim to be whole."""
     if report.run.only:
         return [], []
-    profile = PROFILES[report.run.profile]
-    wanted = {c.name for c in suite.families().values() if profile.contains(c) and c.requires(facts) is None}
+    profile = profile_named(report.run.profile)
+    everything = suite.families(suite.modules_of(profile.name)).values()
+    wanted = {c.name for c in everything if profile.contains(c) and c.requires(facts) is None}
     present = {known.id for known in report.cases}
     return sorted(wanted - present), sorted(present - wanted)
 
 
 def _false_verdict(report: Report) -> list[str]:
     """A verdict that the report's own statuses contradict."""
-    profile = PROFILES[report.run.profile]
+    profile = profile_named(report.run.profile)
     spoiled = [known.id for known in report.cases if not profile.accepts(known.status, known.ran)]
     if report.verdict.is_met and spoiled:
         return [f"the report calls profile {profile.name} met, and {spoiled[0]} spoils it"]

@@ -10,6 +10,7 @@ op that raises; outputs that still change after the device said it was done. The
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import torch
 
@@ -18,14 +19,26 @@ from octavo.conformance.draw import Draw
 from octavo.conformance.facts import Facts
 from octavo.conformance.harness.bench import Bench
 from octavo.conformance.harness.poison import Poison, same_bits
-from octavo.conformance.harness.result import Outcome, TensorBytes
+from octavo.conformance.harness.result import OWN_KERNELS, Outcome, TensorBytes
 from octavo.conformance.trial import Role, Trial
-from octavo.core.backend import DeviceBackend, OpSet
+from octavo.core.backend import DeviceBackend
 from octavo.core.base.errors import UnsupportedOp
 
 
-def execute(case: Case, backend: DeviceBackend, seed: int, *, strict: bool = False) -> Outcome:
-    """Both attempts of a case. strict: no fallback to the reference ops. Never raises for what a backend does."""
+def execute(
+    case: Case,
+    backend: DeviceBackend,
+    seed: int,
+    *,
+    strict: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Both attempts of a case. Never raises for what a backend does.
+
+    Args:
+        strict: no fallback to the reference ops.
+        options: with which the backend was made.
+    """
     outcome = Outcome()
     started = time.perf_counter()
     seen: list[dict[str, torch.Tensor]] = []
@@ -33,9 +46,10 @@ def execute(case: Case, backend: DeviceBackend, seed: int, *, strict: bool = Fal
         facts = Facts.of(backend.capabilities)
         trial = case.build(Draw(seed, case.name, case.op, facts))
         for poison in Poison:
-            seen.append(_attempt(case, trial, backend, poison, outcome, strict=strict))
+            bench = Bench(trial, backend, poison, strict=strict, options=options)
+            seen.append(_attempt(case, trial, bench, poison, outcome))
     except Exception as error:
-        _record(error, outcome)
+        _record(case, error, outcome)
     if len(seen) == len(Poison):
         _compare(seen, outcome, is_deterministic=backend.capabilities.deterministic)
     outcome.attempts = [{name: TensorBytes.of(x) for name, x in outputs.items()} for outputs in seen]
@@ -43,16 +57,16 @@ def execute(case: Case, backend: DeviceBackend, seed: int, *, strict: bool = Fal
     return outcome
 
 
-def _attempt(
-    case: Case, trial: Trial, backend: DeviceBackend, poison: Poison, outcome: Outcome, *, strict: bool
-) -> dict[str, torch.Tensor]:
-    opset = OpSet(backend, strict=strict)
-    bench = Bench(trial, backend, opset, poison)
-    spec = bench.localized(case.spec)
-    opset.bind(case.op, spec)
-    _note_choice(case, opset, outcome)
-    with torch.no_grad():
-        trial.run(bench)
+def _attempt(case: Case, trial: Trial, bench: Bench, poison: Poison, outcome: Outcome) -> dict[str, torch.Tensor]:
+    if case.spec is not None:
+        bench.opset.bind(case.op, bench.localized(case.spec))
+        _note_choice(case, bench, outcome)
+    try:
+        with torch.no_grad():
+            trial.run(bench)
+    finally:
+        if case.spec is None:  # Models bind their ops while they run.
+            _note_level(bench, outcome)
     outputs, faults = bench.read()
     again, _ = bench.read()
     for name in outputs:
@@ -63,18 +77,28 @@ def _attempt(
     return outputs
 
 
-def _note_choice(case: Case, opset: OpSet, outcome: Outcome) -> None:
-    report = opset.report()
+def _note_choice(case: Case, bench: Bench, outcome: Outcome) -> None:
+    report = bench.opset.report()
     outcome.ops = [f"{choice.op}:{choice.implementation}" for choice in report]
     for choice in report:
         if choice.op == case.op:
             outcome.implementation, outcome.reason = choice.implementation, choice.reason
 
 
-def _record(error: Exception, outcome: Outcome) -> None:
+def _note_level(bench: Bench, outcome: Outcome) -> None:
+    """Above the ops: everything that was bound; the whole is as good as what must be the backend's own."""
+    choices = (*bench.opset.report(), *bench.ran)
+    outcome.ops = sorted({f"{choice.op}:{choice.implementation}" for choice in choices})
+    missing = [op for op in sorted(OWN_KERNELS) if f"{op}:fallback" in outcome.ops]
+    outcome.implementation = "fallback" if missing else "composite"
+    outcome.reason = f"{' and '.join(missing)} run on the reference" if missing else ""
+
+
+def _record(case: Case, error: Exception, outcome: Outcome) -> None:
     """UnsupportedOp is a refusal only where supports() refused as well; everything else is an error."""
-    outcome.is_refused = isinstance(error, UnsupportedOp) and outcome.implementation == "fallback"
-    lied = isinstance(error, UnsupportedOp) and not outcome.is_refused
+    is_refusal = isinstance(error, UnsupportedOp) and case.spec is not None
+    outcome.is_refused = is_refusal and outcome.implementation == "fallback"
+    lied = is_refusal and not outcome.is_refused
     prefix = "supports() accepted the spec, and the op refused it: " if lied else ""
     outcome.error = f"{prefix}{type(error).__name__}: {error}"
 

@@ -9,7 +9,7 @@ OpSet, as the engine binds them, so that what ran (own, composite, fallback) is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from octavo.core.backend import (
     Communicator,
     DeviceBackend,
     KVCache,
+    OpChoice,
     OpSet,
     OpSpec,
     PackedWeight,
@@ -38,12 +39,26 @@ class Bench:
     """One attempt's device side.
 
     Attributes:
-        backend: for what has no name here: events, programs. Never for reading results.
+        backend: for what has no name here: events, programs, models. Never for reading results.
+        opset: for models, which bind their own ops.
+        strict, options: of `--strict-backend` and `--backend-option`, for an engine that makes the backend once more.
+        ran: what such an engine bound, written by the trial's `run`.
     """
 
-    def __init__(self, trial: Trial, backend: DeviceBackend, opset: OpSet, poison: Poison) -> None:
+    def __init__(
+        self,
+        trial: Trial,
+        backend: DeviceBackend,
+        poison: Poison,
+        *,
+        strict: bool = False,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
         self.backend = backend
-        self._opset = opset
+        self.opset = opset = OpSet(backend, strict=strict)
+        self.strict = strict
+        self.options = dict(options or {})
+        self.ran: list[OpChoice] = []
         self._poison = poison
         self._buffers = {t.name: GuardedBuffer(t, backend, poison) for t in trial.tensors}
         self._pools = {p.name: PoolOnDevice(p, backend, opset, poison) for p in trial.pools}
@@ -64,7 +79,7 @@ class Bench:
     def op(self, op: str, spec: OpSpec) -> Callable[..., Any]:
         """The op as the engine would call it. A KV layout in the spec is replaced by the backend's own."""
         # Contiguous keys lie in no pool, whatever pools the trial has besides.
-        return self._opset.bind(op, spec if op == "attention" else self.localized(spec))
+        return self.opset.bind(op, spec if op == "attention" else self.localized(spec))
 
     def localized(self, spec: OpSpec) -> OpSpec:
         """The spec with the layout in which this backend keeps the trial's pools."""
@@ -90,7 +105,7 @@ class Bench:
         )
 
     def plan(self, meta: AttentionMetadata) -> StepPlan:
-        return self._opset.plan(meta)
+        return self.opset.plan(meta)
 
     def communicator(self) -> Communicator:
         """The communicator of a group of one."""
@@ -116,7 +131,7 @@ class Bench:
         return outputs, faults
 
     def _place(self, weight: HostWeight) -> PackedWeight:
-        packed = self._opset.prepare_weight(weight.spec)
+        packed = self.opset.prepare_weight(weight.spec)
         for part, row in weight.parts:
             packed.place(_copied(part), row)
         return packed

@@ -110,13 +110,14 @@ def make_backend(choice: BackendChoice) -> DeviceBackend:
 class InProcess:
     """A Runner over a live backend in this process; a crash ends it all."""
 
-    def __init__(self, backend: DeviceBackend, *, strict: bool = False) -> None:
+    def __init__(self, backend: DeviceBackend, *, strict: bool = False, options: dict[str, str] | None = None) -> None:
         self._backend = backend
         self._strict = strict
+        self._options = options
         self.facts = Facts.of(backend.capabilities)
 
     def run(self, case: Case, seed: int, gap: Gap | None = None) -> CaseResult:
-        outcome = execute(case, self._backend, seed, strict=self._strict)
+        outcome = execute(case, self._backend, seed, strict=self._strict, options=self._options)
         return assess(case, self.facts, outcome, seed, backend_name=self._backend.name, gap=gap)
 
     def close(self) -> None:
@@ -242,7 +243,8 @@ def serve(connection: socket.socket) -> None:
     try:
         while True:
             request = msgspec.msgpack.decode(_receive(connection), type=Request)
-            outcome = execute(cases[request.case], backend, request.seed, strict=choice.strict)
+            case = cases[request.case]
+            outcome = execute(case, backend, request.seed, strict=choice.strict, options=choice.options)
             _send(connection, msgspec.msgpack.encode(outcome))
     except ConnectionError:
         backend.close()

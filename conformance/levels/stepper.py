@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from octavo.conformance.levels.check import ran
 from octavo.conformance.levels.tiny import MAX_LENGTH
 from octavo.core.backend import AttentionMetadata, DeviceBackend, OpSet, StepBuffers
 from octavo.core.engine.batch import GroupInputs, StepInputs
@@ -31,22 +30,22 @@ class Stepper:
     """One tiny model, loaded.
 
     Args:
+        opset: of the backend; the model binds its ops there.
         dtype: how its weights are stored.
         kv_dtype: of its cache.
-        strict: no fallback to the reference ops.
     """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         backend: DeviceBackend,
+        opset: OpSet,
         *,
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
-        strict: bool = False,
     ) -> None:
         self._backend = backend
-        self._opset = OpSet(backend, strict=strict)
+        self._opset = opset
         buckets = () if backend.capabilities.dynamic_shapes else backend.capabilities.token_buckets
         self._most_tokens = min(buckets[-1], MAX_LENGTH) if buckets else MAX_LENGTH
         self._model = build_model(
@@ -71,10 +70,6 @@ class Stepper:
             backend.capabilities, max_num_seqs=1, max_model_len=MAX_LENGTH, block_sizes=[BLOCK_SIZE] * len(self._groups)
         )
         self._opset.verify()
-
-    def ran(self) -> list[str]:
-        """ "op:implementation" of everything that the model bound."""
-        return ran(self._opset.report())
 
     def logits(self, token_ids: Sequence[int], chunk: int | None = None) -> torch.Tensor:
         """fp32 [T, V] at every position, computed in chunks of so many tokens; None: in the fewest steps."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from octavo.conformance.draw import Draw
 from octavo.conformance.harness.host import HostBackend
 from octavo.core.backend import OpSet
 from octavo.core.load.checkpoint import CheckpointFormat
@@ -119,6 +120,11 @@ class TinyCheckpoint:
 
     def close(self) -> None:
         return
+
+
+def drawn_seed(draw: Draw) -> int:
+    """A case's own seed, of its model and its prompts."""
+    return draw.generator.initial_seed()
 
 
 def prompt(family: str, length: int, seed: int) -> list[int]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import torch
 
-from octavo.core.backend import Capabilities
+from octavo.conformance.facts import Facts, dtype_name
 
 FP32_SHARE = 1e-4
 ROUNDINGS = 128
@@ -29,7 +29,21 @@ def allowed(*dtypes: torch.dtype) -> float:
     return max(FP32_SHARE, ROUNDINGS * max(torch.finfo(dtype).eps / 2 for dtype in dtypes))
 
 
-def kv_dtype_for(activation_dtype: torch.dtype, capabilities: Capabilities) -> torch.dtype:
+def stored_dtypes(facts: Facts) -> list[torch.dtype]:
+    """In which the backend stores plain weights."""
+    return [_dtype(name) for name in facts.computes]
+
+
+def activation_dtype(facts: Facts, weight: torch.dtype) -> torch.dtype:
+    """What models compute in whose weights are stored so."""
+    return _dtype(facts.computes[dtype_name(weight)])
+
+
+def kv_dtype_for(computes_in: torch.dtype, facts: Facts) -> torch.dtype:
     """KV as the model computes, where the backend can keep it so: what is lost in storage would hide faults."""
-    known = capabilities.kv_dtypes
-    return activation_dtype if activation_dtype in known else known[0]
+    return computes_in if dtype_name(computes_in) in facts.kv_dtypes else _dtype(facts.kv_dtypes[0])
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

@@ -29,6 +29,14 @@ def cases() -> Iterable[Case]:
             build=functools.partial(build, behaviour),
             timeout_s=1.0 if behaviour == "hang" else 30.0,
         )
+    yield Case(
+        name="behaviour/crash_in_a_model",
+        op="model",
+        spec=None,
+        axes={},
+        lanes=("exact",),
+        build=functools.partial(build, "crash"),
+    )
 
 
 def build(behaviour: str, draw: Draw) -> Trial:

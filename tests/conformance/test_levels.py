@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,16 +11,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import torch
 
+from octavo.conformance import suite
+from octavo.conformance.gaps import parse_gaps
 from octavo.conformance.harness.host import HostBackend, NoOps
 from octavo.conformance.harness.result import Status
 from octavo.conformance.harness.worker import BackendChoice
-from octavo.conformance.levels.engine import Reply, compared
+from octavo.conformance.levels.engine import NO_TOKEN, compared
+from octavo.conformance.levels.tiny import CONFIGS
 from octavo.conformance.mutants.gate import mutants
-from octavo.conformance.session import Settings, conform
+from octavo.conformance.session import Settings, conform, known_cases
+from octavo.conformance.verify import verify
 from octavo.core.backend import BackendRegistry, DeviceBackend
+from octavo.core.base.errors import ConfigError
 from octavo.core.cli.main import main
+from octavo.core.models import registry
 
 FAULTS = (
     "last-token-dropped",
@@ -37,22 +46,31 @@ def test_the_cpu_backend_passes(level: str, seed: int) -> None:
     assert report.verdict.reasons == []
     assert report.verdict.is_met
     assert report.verdict.is_claim
+    assert report.run.isolated
     assert {entry.op for entry in report.cases} == {level}
-    assert {entry.parameters["family"] for entry in report.cases} == {"llama", "gemma3"}
+    assert {entry.parameters["family"] for entry in report.cases} == set(CONFIGS)
+
+
+def test_every_architecture_that_the_engine_runs_has_a_tiny_model() -> None:
+    covered = [name for config in CONFIGS.values() for name in config["architectures"]]
+    assert set(covered) == set(registry.FAMILIES), "give the family a config in conformance/levels/tiny.py"
+    for level, modules in suite.LEVEL_FAMILIES.items():
+        families = {case.axes["family"] for case in suite.families((modules,)).values()}
+        assert families == set(CONFIGS), level
 
 
 def test_the_report_and_the_exit_code_are_those_of_any_profile(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     files = [str(tmp_path / name) for name in ("report.json", "report.html")]
     code = main(
         ["conform", "--backend", "cpu", "--profile", "model", "--seed", "7", "--json", files[0], "--html", files[1]]
     )
     assert code == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "profile model: met"
+    assert capfd.readouterr().out.splitlines()[-1] == "profile model: met"
     report = json.loads(Path(files[0]).read_text())
     first = report["cases"][0]
-    assert first["rerun"] == f"octavo conform --backend cpu --seed 7 --profile model --only {first['id']}"
+    assert first["rerun"] == f"octavo conform --backend cpu --seed 7 --only {first['id']}"
     assert all(0 <= entry["share"] <= 1 for entry in report["cases"])
     assert first["id"] in Path(files[1]).read_text()
     assert main(first["rerun"].split()[1:]) == 0
@@ -67,7 +85,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             return backend
 
         monkeypatch.setattr("octavo.conformance.session.make_backend", make)
-        return conform(Settings(backend="reference", profile="model", seed=3, only=only))
+        return conform(Settings(backend="reference", profile="model", seed=3, only=only, in_process=True))
 
     return run
 
@@ -112,38 +130,103 @@ def test_a_backend_that_raises_costs_its_own_checks(on: Callable[..., Any]) -> N
     assert [entry.detail for entry in report.cases] == ["RuntimeError: no such kernel"] * 2
 
 
-def reply(*token_ids: int, second: float = 0.5) -> Reply:
-    """Tokens of one choice; at every position token 9 is the runner-up, `second` below the best."""
-    return Reply(list(token_ids), [{token_id: 0.0, 9: second} for token_id in token_ids])
+VOCABULARY = 10
+
+
+def tokens(*ids: int) -> torch.Tensor:
+    """Those of one reply, [T]; what is missing of three is no token."""
+    return torch.tensor([*ids, *[NO_TOKEN] * (3 - len(ids))])
 
 
 @pytest.mark.parametrize(
-    ("found", "allowance", "share"),
+    ("found", "allowance", "share", "count"),
     [
-        (reply(1, 2, 3), 0.0, 0.0),
-        (reply(1, 9, 3), 0.0, float("inf")),  # batch invariant: never another token
-        (reply(1, 9, 7), 1.0, 0.5),  # a near tie; what follows it is another reply
-        (reply(1, 9, 3), 0.25, 2.0),  # no tie
-        (reply(1, 8, 3), 1.0, float("inf")),  # a token that was not near the best
-        (reply(1, 2), 1.0, float("inf")),  # a token too few
+        (tokens(1, 2, 3), 0.0, 0.0, 3),
+        (tokens(1, 9, 3), 0.0, math.inf, 1),  # batch invariant: never another token
+        (tokens(1, 9, 7), 1.0, 0.5, 1),  # a near tie; what follows it is another reply
+        (tokens(1, 9, 3), 0.25, 2.0, 1),  # no tie
+        (tokens(1, 8, 3), 1.0, math.inf, 1),  # a token that was not near the best
+        (tokens(1, 99, 3), 1.0, math.inf, 1),  # no token of the vocabulary
+        (tokens(1, 2), 1.0, math.inf, 2),  # a token too few
     ],
 )
-def test_tokens_are_compared_up_to_a_near_tie(found: Reply, allowance: float, share: float) -> None:
-    measured = compared({("5", 0): reply(1, 2, 3)}, {("5", 1): found}, allowance, [])
-    assert measured.share == share
-    assert measured.compared == (3 if share == 0 else 2 if found.token_ids == [1, 2] else 1)
+def test_tokens_are_compared_up_to_a_near_tie(found: torch.Tensor, allowance: float, share: float, count: int) -> None:
+    alone, behind = tokens(1, 2, 3), torch.full((1, 3, VOCABULARY), torch.inf)
+    behind[..., 9] = 0.5  # Everywhere the runner-up.
+    finding = compared(found.view(1, 1, 3), alone.view(1, 3), behind, allowance)
+    assert (finding.share, finding.compared) == (share, count)
+    assert finding.index == (() if share == 0 else (0, 0, count))
+
+
+def test_replies_without_a_token_are_not_equal() -> None:
+    finding = compared(tokens().view(1, 1, 3), tokens().view(1, 3), torch.zeros(1, 3, VOCABULARY), 1.0)
+    assert not finding.ok
+
+
+def test_a_report_is_verified_and_what_was_touched_is_found() -> None:
+    report = conform(
+        Settings(backend="reference", profile="model", seed=5, only="model.llama/float32", in_process=True)
+    )
+    assert verify(report, 1.0, in_process=True).holds
+    cases = [msgspec.structs.replace(report.cases[0], share=0.9), *report.cases[1:]]
+    outcome = verify(msgspec.structs.replace(report, cases=cases), 1.0, in_process=True)
+    assert [line.partition(":")[0] for line in outcome.differences] == [report.cases[0].id]
+
+
+def test_a_case_may_take_its_time_and_no_more() -> None:
+    report = conform(Settings(backend="cpu", only="model.llama/float32-t1", seed=5, timeout_s=1e-6))
+    assert {entry.status for entry in report.cases} == {Status.TIMEOUT}
+    assert not report.verdict.is_met
+
+
+GAPS = """
+[[gap]]
+op = "engine"
+kind = "notyet"
+reason = "no copies"
+
+[[gap]]
+case = "model.llama/float32-t1-whole"
+kind = "never"
+reason = "no llamas"
+"""
+
+
+def test_gaps_reach_the_levels_when_they_are_run() -> None:
+    assert parse_gaps(GAPS, known_cases("core")) == {}
+    assert set(parse_gaps(GAPS, known_cases("model"))) == {"model.llama/float32-t1-whole"}
+    assert len(parse_gaps(GAPS, known_cases("engine"))) == len(suite.select("engine"))
+    with pytest.raises(ConfigError, match=r"case 'model.llama/nonesuch' is none of the suite"):
+        parse_gaps('[[gap]]\ncase = "model.llama/nonesuch"\nkind = "never"\nreason = "r"', known_cases("model"))
+
+
+def test_a_declared_gap_spoils_a_level_as_it_does_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gaps(_: Any, cases: Any) -> Any:
+        return parse_gaps('[[gap]]\nop = "model"\nkind = "notyet"\nreason = "slow"', cases)
+
+    monkeypatch.setattr("octavo.conformance.session.load_gaps", gaps)
+    report = conform(Settings(backend="reference", only="model.llama/float32-t1-", seed=5, in_process=True))
+    assert [entry.status for entry in report.cases] == [Status.XPASS]
+    assert not report.verdict.is_met
+
+
+def test_an_engine_has_no_backend_of_the_suite_s_own() -> None:
+    with pytest.raises(ConfigError, match="knows none named reference; run profile model"):
+        conform(Settings(backend="reference", profile="engine", in_process=True))
 
 
 @pytest.fixture
 def engine_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[DeviceBackend], dict[str, Status]]:
     """Runs the engine level of the llama on a given backend, which goes by the name of cpu: how each check ended."""
 
-    def run(backend: DeviceBackend) -> dict[str, Status]:
+    def run(backend: Any) -> dict[str, Status]:
+        backend.name = "cpu"
+
         def create(*_: Any, **__: Any) -> DeviceBackend:
             return backend
 
         monkeypatch.setattr(BackendRegistry, "create", create)
-        report = conform(Settings(backend="cpu", profile="engine", seed=5, only="engine.llama/"))
+        report = conform(Settings(backend="cpu", profile="engine", seed=5, only="engine.llama/", in_process=True))
         return {entry.parameters["how"]: entry.status for entry in report.cases}
 
     return run
@@ -186,8 +269,12 @@ print([name for name in sys.modules if name.startswith(above)], file=sys.stderr)
     assert done.stderr.splitlines()[-1] == "[]"
 
 
-def test_what_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["conform", "--backend", "cpu", "--profile", "model", "--only", "model.opt/"]) == 2
-    assert "no check of profile model fits model.opt/" in capsys.readouterr().err
-    assert main(["conform", "list", "--profile", "engine"]) == 2
-    assert "octavo conform --profile engine" in capsys.readouterr().err
+def test_levels_are_listed_and_narrowed_as_profiles_of_ops_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conform", "list", "--only", "engine.llama/"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[0] == "engine.llama/batch  engine  exact  engine"
+    assert main(["conform", "--backend", "cpu", "--profile", "model", "--only", "model.lama/"]) == 2
+    assert "no case of profile model fits name model.lama/; did you mean 'model.llama/'?" in capsys.readouterr().err
+    assert main(["conform", "--backend", "cpu", "--profile", "core", "--only", "engine"]) == 2
+    assert "it is of the profile engine" in capsys.readouterr().err

@@ -33,6 +33,12 @@ def test_one_item_per_case(tmp_path: Path) -> None:
     assert "passed" in done.stdout.splitlines()[-1]
 
 
+def test_levels_run_likewise(tmp_path: Path) -> None:
+    done = suite(tmp_path, "--backend", "cpu", "--profile", "engine", "--seed", "3", "--only", "engine.llama/c")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_case[engine.llama/chunks]" in done.stdout
+
+
 def test_what_keeps_the_profile_from_being_met_fails(tmp_path: Path) -> None:
     words = ("--backend", "none", "--in-process", "--only", "gemm.exact/float32-m1-n48-k100")
     done = suite(tmp_path, *words)

@@ -14,13 +14,14 @@ MODULE = "tests.conformance.misbehaving"
 
 def test_each_bad_end_costs_one_case() -> None:
     cases = families((MODULE,))
-    order = ["crash", "well", "exit", "print", "hang", "well"]
+    order = ["crash", "well", "exit", "print", "hang", "well", "crash_in_a_model", "well"]
     runner = WorkerPool(BackendChoice(name="reference", families=(MODULE,)))
     try:
         results, _ = run_cases(runner, [cases[f"behaviour/{name}"] for name in order], seed=1)
     finally:
         runner.close()
     expected = [Status.CRASH, Status.PASS, Status.CRASH, Status.PASS, Status.TIMEOUT, Status.PASS]
+    expected += [Status.CRASH, Status.PASS]
     assert [r.status for r in results] == expected, [r.detail for r in results]
     assert "signal 11" in results[0].detail
     assert "exit code 3" in results[2].detail
