@@ -23,6 +23,8 @@ class Kernel(Protocol):
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any: ...
 
+    def warmup(self, *args: Any, grid: tuple[int, ...], **constants: Any) -> Any: ...
+
 
 class Launch(Protocol):
     """Starts a kernel over a grid of programs. An empty grid starts nothing."""

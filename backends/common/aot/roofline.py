@@ -1,0 +1,50 @@
+"""The time a launch would take if the chip's limits were all there is, and the share of it to be expected.
+
+    at the limit     max(bytes / bandwidth, operations / rate of their operands)    Williams et al. 2009 (roofline)
+    expected share   filled slots of the last round  x  memory kept busy
+
+Memory is busy when enough bytes are on their way: bandwidth x latency (Little's law). A program has as many on their
+way as its pipeline stages hold, or, without a pipeline, as its lanes load in one turn of the loop. These figures are a
+prediction made before any device was seen; the first measurement is to be laid beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.backends.common.chip import Chip
+from octavo.backends.common.cost import Cost
+
+LATENCY_S = 0.8e-6
+"""From a load to its data, under load; the same order on HBM2e and HBM3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one launch, on one chip.
+
+    Attributes:
+        limit_us: the roofline's time, in microseconds.
+        bound: "memory", or the operand that is multiplied.
+        share: of the limit that is expected, 0 to 1.
+    """
+
+    limit_us: float
+    bound: str
+    share: float
+
+
+def predict(chip: Chip, cost: Cost, *, filled: float, bytes_in_flight: float) -> Prediction:
+    """The roofline of a launch.
+
+    Args:
+        filled: share of the chip's slots that have work.
+        bytes_in_flight: over the whole chip.
+    """
+    memory_s = cost.bytes / chip.bandwidth_bytes_per_s
+    compute_s = {operand: flops / chip.flops[operand] for operand, flops in cost.flops.items()}
+    bound, limit_s = max({"memory": memory_s, **compute_s}.items(), key=lambda item: item[1])
+    share = filled
+    if bound == "memory":
+        share *= min(1.0, bytes_in_flight / (chip.bandwidth_bytes_per_s * LATENCY_S))
+    return Prediction(limit_s * 1e6, bound, share)
