@@ -168,4 +168,13 @@ def _capabilities(context: native.NativeContext | None) -> Capabilities:
         default_max_num_batched_tokens=512,
         batch_invariant=context is not None,
         world_sizes=WORLD_SIZES,
+        versions=_versions(context),
     )
+
+
+def _versions(context: native.NativeContext | None) -> dict[str, str]:
+    """What the numbers depend on: the kernels' sources, who compiled them, and for which instruction set."""
+    if context is None:
+        return {"kernels": "none"}
+    library = context.library
+    return {"kernels": library.source_hash, "compiler": library.compiler, "isa": context.isa}

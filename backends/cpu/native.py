@@ -68,11 +68,18 @@ class NativeKernel:
 
 
 class NativeLibrary:
-    """The loaded shared library."""
+    """The loaded shared library.
+
+    Attributes:
+        source_hash: of the sources and flags that it was compiled from, as its file is named.
+        compiler: that did it, with its version.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.source_hash = path.name.split(".")[1]
         library = ctypes.CDLL(str(path))
+        self.compiler: str = _prototype(library.octavo_compiler, ctypes.c_char_p)().decode()
         self._kernel_address = _prototype(library.octavo_kernel, ctypes.c_void_p, ctypes.c_char_p)
         self._args_bytes = _prototype(library.octavo_args_bytes, ctypes.c_int64, ctypes.c_char_p)
         self._isa_supported = _prototype(library.octavo_isa_supported, ctypes.c_int, ctypes.c_char_p)

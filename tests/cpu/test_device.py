@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from octavo.backends.cpu import device as cpu_device
-from octavo.backends.cpu import native
+from octavo.backends.cpu import native, native_build
 from octavo.backends.cpu.device import CpuBackend
 from octavo.core.backend import (
     BackendConfig,
@@ -102,6 +103,13 @@ def test_memory_info_is_plausible(backend: DeviceBackend) -> None:
     assert 0 < info.free_bytes <= info.total_bytes == backend.capabilities.total_memory_bytes
 
 
+def test_versions_name_the_kernels_their_compiler_and_instruction_set(backend: DeviceBackend) -> None:
+    versions = backend.capabilities.versions
+    assert versions["kernels"] == native_build.source_hash()
+    assert re.fullmatch(r"(g\+\+|clang) \d+\..*", versions["compiler"])
+    assert backend.capabilities.arch.endswith(f" {versions['isa']}")
+
+
 def test_groups_of_the_declared_sizes_only(backend: DeviceBackend) -> None:
     assert backend.communicator(0, 1, "").world_size == 1
     assert backend.capabilities.world_sizes == (1, 2, 4, 8)
@@ -152,6 +160,7 @@ def test_without_native_kernels_everything_falls_back(monkeypatch: pytest.Monkey
     try:
         assert torch.get_num_threads() == 2
         assert not made.capabilities.batch_invariant
+        assert made.capabilities.versions == {"kernels": "none"}
         ops = OpSet(made)
         spec = GemmSpec(WeightSpec(4, 3, torch.float32), torch.float32, torch.float32)
         w, gemm = ops.prepare_weight(spec), ops.bind("gemm", spec)

@@ -86,6 +86,14 @@ void octavo_context_destroy(OctavoContext *ctx) {
 
 const char *octavo_context_isa(const OctavoContext *ctx) { return ctx->table->isa; }
 
+const char *octavo_compiler(void) {
+#if defined(__clang__)
+    return "clang " __clang_version__;
+#else
+    return "g++ " __VERSION__;
+#endif
+}
+
 int octavo_isa_supported(const char *isa) { return octavo::choose(isa) != nullptr; }
 
 void *octavo_kernel(const char *name) {

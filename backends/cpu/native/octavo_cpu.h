@@ -47,6 +47,9 @@ OCTAVO_API OctavoContext *octavo_context_create(int num_threads, const char *isa
 OCTAVO_API void octavo_context_destroy(OctavoContext *ctx);
 OCTAVO_API const char *octavo_context_isa(const OctavoContext *ctx);
 
+/* What compiled the library, with its version: "g++ 12.2.0". */
+OCTAVO_API const char *octavo_compiler(void);
+
 /* 1 when this machine runs the named instruction set's kernels and they were compiled in. */
 OCTAVO_API int octavo_isa_supported(const char *isa);
 
