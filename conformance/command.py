@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
+from octavo.conformance.mutants import listing
 from octavo.conformance.mutants.gate import mutants, try_mutant
 from octavo.conformance.profiles import LEVELS, PROFILES
 from octavo.conformance.progress import ProgressLine
@@ -127,12 +128,10 @@ def _mutants(args: argparse.Namespace) -> int:
     for mutant in mutants().values():
         verdict = try_mutant(mutant, seed)
         verdicts.append(verdict)
-        by = f"caught by {verdict.caught_by}" if verdict.is_caught else f"ESCAPED {verdict.tried} cases"
-        print(f"{verdict.mutant:<34}{by}", flush=True)
-    caught = sum(verdict.is_caught for verdict in verdicts)
-    print(f"{caught}/{len(verdicts)} mutants caught in {time.monotonic() - started:.0f} s, seed {seed}")
+        print(listing.render(verdict), flush=True)
+    print("\n".join(listing.conclusion(verdicts, time.monotonic() - started, seed)))
     _write(args.json, _gate_json(verdicts, seed=seed))
-    return MET if verdicts and caught == len(verdicts) else NOT_MET
+    return MET if verdicts and all(verdict.is_caught for verdict in verdicts) else NOT_MET
 
 
 def _variants(args: argparse.Namespace) -> int:

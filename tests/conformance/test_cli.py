@@ -123,7 +123,7 @@ def test_the_mutation_gate_prints_every_mutant_and_fails_for_one_that_escapes(
 ) -> None:
     def fake(mutant: Any, _: int) -> Verdict:
         caught = "" if mutant.name == names[0] else "family/point"
-        return Verdict(mutant=mutant.name, fault=mutant.fault, caught_by=caught, tried=2)
+        return Verdict(mutant=mutant.name, fault=mutant.fault, source=mutant.source, caught_by=caught, tried=2)
 
     from octavo.conformance.mutants.gate import mutants
 
@@ -131,11 +131,16 @@ def test_the_mutation_gate_prints_every_mutant_and_fails_for_one_that_escapes(
     monkeypatch.setattr("octavo.conformance.command.try_mutant", fake)
     file = tmp_path / "gate.json"
     assert conform("--mutants", "--seed", "5", "--json", str(file)) == 1
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == names
-    assert lines[0].endswith("ESCAPED 2 cases")
-    assert lines[1].endswith("caught by family/point")
-    assert last.startswith(f"{len(names) - 1}/{len(names)} mutants caught in")
+    *lines, total, last = capsys.readouterr().out.splitlines()
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert [line.split()[0] for line in heads] == names
+    assert heads[0].endswith("ESCAPED 2 cases")
+    assert heads[1].endswith("caught by family/point")
+    assert max(map(len, lines)) <= 120
+    shown = " ".join(" ".join(lines).split())
+    assert all(m.fault in shown and f"as in {m.source}" in shown for m in mutants().values())
+    assert total.startswith(f"{len(names) - 1}/{len(names)} mutants caught in")
+    assert last == f"escaped: {names[0]}"
     assert json.loads(file.read_text())["seed"] == 5
 
 
