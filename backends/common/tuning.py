@@ -74,8 +74,9 @@ class TuningTable:
         return cls([entry for file in files for entry in read_entries(file.name, file.read_text())])
 
     @property
-    def entries(self) -> list[Entry]:
-        return [entry for of_kernel in self._entries.values() for entry in of_kernel]
+    def by_kernel(self) -> Mapping[str, list[Entry]]:
+        """Entries in their order."""
+        return self._entries
 
     def pick(self, kernel: str, **question: Key) -> Entry:
         """The first entry of `kernel` that fits. Raises KeyError for a kernel without entries."""
@@ -83,6 +84,29 @@ class TuningTable:
         if key not in self._answers:
             self._answers[key] = next(entry for entry in self._entries[kernel] if entry.fits(question))
         return self._answers[key]
+
+
+class PinnedTable(TuningTable):
+    """A table in which one entry is taken wherever it fits, whatever stands before it.
+
+    Attributes:
+        asked: kernels that somebody asked for.
+        was_taken: whether somebody got the entry.
+    """
+
+    def __init__(self, table: TuningTable, entry: Entry | None = None) -> None:
+        super().__init__([e for entries in table.by_kernel.values() for e in entries])
+        self._pinned = entry
+        self.asked: set[str] = set()
+        self.was_taken = False
+
+    def pick(self, kernel: str, **question: Key) -> Entry:
+        self.asked.add(kernel)
+        entry = self._pinned
+        if entry is None or entry.kernel != kernel or not entry.fits(question):
+            return super().pick(kernel, **question)
+        self.was_taken = True
+        return entry
 
 
 def read_entries(name: str, text: str) -> list[Entry]:

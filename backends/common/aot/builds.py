@@ -1,0 +1,124 @@
+"""The builds of a backend: every launch of every scenario, under every set of launch parameters that can serve it.
+
+    for each scenario, for each entry of the tuning table that it may ask for:
+        the ops run on tensors without data, their launches are noted, equal ones once       ──► Build
+
+Costs nothing of a compiler until `build()`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from octavo.backends.common.aot.compile import compile_launch
+from octavo.backends.common.aot.occupancy import filled_share, programs_per_unit
+from octavo.backends.common.aot.roofline import predict
+from octavo.backends.common.aot.scenarios import META, Scenario, scenarios
+from octavo.backends.common.chip import Chip
+from octavo.backends.common.gpu import Gpu
+from octavo.backends.common.launch import LaunchRecord, Recorder
+from octavo.backends.common.tuning import PinnedTable, TuningTable
+from octavo.core.backend.builds import BuildResult
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A KernelBuild of the contract.
+
+    Attributes:
+        read: the backend's module that reads compiled kernels.
+        is_default: whether the scenario gets these launch parameters without being told to.
+    """
+
+    name: str
+    op: str
+    target: str
+    chip: Chip
+    read: ModuleType
+    record: LaunchRecord
+    scenario: Scenario
+    is_default: bool
+
+    def build(self) -> BuildResult:
+        compiled = compile_launch(self.record, self.chip)
+        figures = self.read.read(compiled)
+        faults = self.read.faults(compiled, figures, self.chip, wide_loads=self.scenario.wide_loads)
+        return BuildResult(figures | self._expected(figures), tuple(faults))
+
+    def _expected(self, figures: dict[str, float]) -> dict[str, float]:
+        """Occupancy, and the roofline of the scenario. A merge or a second pass is counted with its scenario's work."""
+        per_unit = programs_per_unit(self.chip, self.read.footprint(figures))
+        grid = math.prod(self.record.grid)
+        in_flight = per_unit * self.chip.num_units * self.read.bytes_per_turn(figures)
+        filled = filled_share(self.chip, grid, per_unit)
+        prediction = predict(self.chip, self.scenario.cost, filled=filled, bytes_in_flight=in_flight)
+        return {
+            "programs_per_unit": per_unit,
+            "programs": grid,
+            "limit_us": round(prediction.limit_us, 2),
+            "expected_share": round(prediction.share, 3),
+        }
+
+
+def list_builds(make_ops: Callable[[Gpu], Any], chip: Chip, table: TuningTable, read: ModuleType) -> list[Build]:
+    """All builds for one chip.
+
+    Args:
+        make_ops: the backend's ops on a device.
+        read: the backend's read.py.
+    """
+    fp8 = torch.float8_e4m3fn if chip.fp8 == "e4m3fn" else torch.float8_e4m3fnuz
+    builds: dict[tuple[Any, ...], Build] = {}
+    for scenario in scenarios(fp8):
+        for label, records in _launches(make_ops, chip, table, scenario):
+            for record in records:
+                key = (scenario.op, *identity(record))
+                name = f"{scenario.op}.{record.kernel.__name__}/{scenario.name}-{label}"
+                build = Build(name, scenario.op, chip.arch, chip, read, record, scenario, label == "default")
+                builds.setdefault(key, build)
+    return list(builds.values())
+
+
+def _launches(
+    make_ops: Callable[[Gpu], Any], chip: Chip, table: TuningTable, scenario: Scenario
+) -> Iterator[tuple[str, list[LaunchRecord]]]:
+    """What a scenario starts: as the table has it, and under each entry that fits a question it asks."""
+
+    def run(pinned: PinnedTable) -> list[LaunchRecord]:
+        recorder = Recorder()
+        ops = make_ops(Gpu(META, chip, recorder, pinned))
+        if hasattr(ops, scenario.op) and ops.supports(scenario.op, scenario.spec) is None:
+            scenario.call(ops)
+        return recorder.records
+
+    default = PinnedTable(table)
+    yield "default", run(default)
+    for kernel in sorted(default.asked):
+        for index, entry in enumerate(table.by_kernel[kernel]):
+            pinned = PinnedTable(table, entry)
+            records = run(pinned)
+            if pinned.was_taken:
+                yield f"{kernel}.{index}", records
+
+
+def identity(record: LaunchRecord) -> tuple[Any, ...]:
+    """What decides the compiled form of a launch: the kernel, what Triton specialises on, constants and options."""
+    arguments = tuple(_specialised(argument) for argument in record.args)
+    return (record.kernel.__name__, arguments, tuple(sorted(record.constants.items(), key=lambda item: item[0])))
+
+
+def _specialised(argument: Any) -> Any:
+    if isinstance(argument, TensorDescriptor):
+        return ("descriptor", argument.base.dtype, tuple(argument.block_shape))
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype
+    if isinstance(argument, int) and not isinstance(argument, bool):
+        return ("int", argument == 1, argument % 16 == 0, argument.bit_length() > 31)
+    return type(argument)
