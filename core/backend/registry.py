@@ -19,7 +19,7 @@ import importlib.util
 import logging
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -28,10 +28,11 @@ import pluggy
 
 from octavo.core.backend import hookspecs
 from octavo.core.backend.options import parse_options
-from octavo.core.base.errors import BackendUnavailable, OctavoError
+from octavo.core.base.errors import BackendUnavailable, ConfigError, OctavoError
 from octavo.core.base.names import nearest
 
 if TYPE_CHECKING:
+    from octavo.core.backend.builds import KernelBuild, ListBuilds
     from octavo.core.backend.device import DeviceBackend
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class BackendInfo:
         layer_overrides: name of a core layer (Attention, Embedding, Linear, OutputHead, RMSNorm) -> a function that
             takes its class and returns the class to build in its place, a subclass of it.
         options: dataclass of its `--backend-option`s.
+        builds: `(target | None) -> [KernelBuild, …]`: kernels that can be compiled without the device (`builds.py`).
     """
 
     name: str
@@ -102,6 +104,7 @@ class BackendInfo:
     priority: int = 0
     layer_overrides: Mapping[str, str] = field(default_factory=dict)
     options: str | None = None
+    builds: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name == AUTO:
@@ -111,8 +114,7 @@ class BackendInfo:
                 raise ValueError(f"{key} of backend {self.name} is {getattr(self, key)!r}; it must be {kind.__name__}")
         references = {"probe": self.probe, "factory": self.factory}
         references |= {f"layer_overrides[{k!r}]": v for k, v in self.layer_overrides.items()}
-        if self.options is not None:
-            references["options"] = self.options
+        references |= {key: value for key in ("options", "builds") if (value := getattr(self, key)) is not None}
         for key, value in references.items():
             if not isinstance(value, str) or not _REFERENCE.fullmatch(value):
                 raise ValueError(f'{key} of backend {self.name} is {value!r}; it must have the form "module:attribute"')
@@ -264,6 +266,21 @@ def load_layer_overrides(info: BackendInfo) -> dict[str, Callable[[type], type]]
         layer: _guarded(info, f"layer_overrides[{layer!r}]", reference)
         for layer, reference in info.layer_overrides.items()
     }
+
+
+def load_builds(info: BackendInfo, target: str | None = None) -> Sequence[KernelBuild]:
+    """A backend's kernels for a chip, to be compiled ahead of time; its probe is not asked.
+
+    Raises:
+        BackendUnavailable: naming the package, when the list can't be imported.
+        ConfigError: the backend compiles nothing ahead of time, or doesn't know the target.
+    """
+    if info.builds is None:
+        raise ConfigError(
+            f"backend {info.name} has no kernels that are compiled ahead of time; use another profile", field="profile"
+        )
+    list_builds: ListBuilds = _guarded(info, "builds", info.builds)
+    return list_builds(target)
 
 
 def resolve(reference: str) -> Callable[..., Any]:
