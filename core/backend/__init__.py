@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         StepFunction,
     )
     from octavo.core.backend.hookspecs import hookimpl
+    from octavo.core.backend.host_device import HostDevice
     from octavo.core.backend.kv import AttentionMetadata, KVCache, KVCacheSpec, KVLayout, KVPool, torch_kv_view
     from octavo.core.backend.meta import OutputShape, output_shapes
     from octavo.core.backend.ops import OP_NAMES, Epilogue, NormPrologue, Ops, PackedWeight, StepPlan
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         Unsupported,
         WeightSpec,
     )
+    from octavo.core.base.errors import BackendUnavailable, OctavoError, RankLost, UnsupportedOp
 
 _PUBLIC = {
     "comm": ("Communicator", "SingleRank"),
@@ -69,6 +71,7 @@ _PUBLIC = {
         "StepFunction",
     ),
     "hookspecs": ("hookimpl",),
+    "host_device": ("HostDevice",),
     "kv": ("AttentionMetadata", "KVCache", "KVCacheSpec", "KVLayout", "KVPool", "torch_kv_view"),
     "meta": ("OutputShape", "output_shapes"),
     "ops": ("OP_NAMES", "Epilogue", "NormPrologue", "Ops", "PackedWeight", "StepPlan"),
@@ -91,7 +94,11 @@ _PUBLIC = {
         "WeightSpec",
     ),
 }
+_ERRORS = ("BackendUnavailable", "OctavoError", "RankLost", "UnsupportedOp")
+"""What the contract asks a backend to raise."""
+
 _HOMES = {name: f"{__name__}.{module}" for module, names in _PUBLIC.items() for name in names}
+_HOMES |= dict.fromkeys(_ERRORS, "octavo.core.base.errors")
 
 __all__ = [
     "ACTIVATION_FORMATS",
@@ -104,6 +111,7 @@ __all__ = [
     "BackendConfig",
     "BackendInfo",
     "BackendRegistry",
+    "BackendUnavailable",
     "CacheSpec",
     "Capabilities",
     "Communicator",
@@ -113,6 +121,7 @@ __all__ = [
     "Gate",
     "GemmSpec",
     "GroupedGemmSpec",
+    "HostDevice",
     "KVCache",
     "KVCacheSpec",
     "KVLayout",
@@ -120,6 +129,7 @@ __all__ = [
     "LoraSpec",
     "MemoryInfo",
     "NormPrologue",
+    "OctavoError",
     "OpChoice",
     "OpSet",
     "OpSpec",
@@ -132,6 +142,7 @@ __all__ = [
     "QuantFormat",
     "QuantScheme",
     "QuantizedTensor",
+    "RankLost",
     "ReferenceOps",
     "Refusal",
     "RowSpec",
@@ -141,6 +152,7 @@ __all__ = [
     "StepFunction",
     "StepPlan",
     "Unsupported",
+    "UnsupportedOp",
     "WeightSpec",
     "hookimpl",
     "output_shapes",

@@ -108,6 +108,9 @@ def _facts(_: str, backend: DeviceBackend) -> Iterator[str]:
         yield "it declares token_buckets, but dynamic_shapes as well"
     if not facts.dynamic_shapes and (not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1):
         yield f"it declares no dynamic_shapes, and token_buckets {buckets}; they must be positive and ascending"
+    sizes = facts.world_sizes
+    if sizes[:1] != (1,) or list(sizes) != sorted(set(sizes)):
+        yield f"it declares world_sizes {sizes}; they must ascend from 1"
     memory = backend.memory_info()
     if not isinstance(memory, MemoryInfo) or not 0 <= memory.free_bytes <= memory.total_bytes:
         yield f"its memory_info is {memory}; free bytes must lie between 0 and the total"

@@ -124,6 +124,8 @@ LIES = {
     "no memory": ([declare(total_memory_bytes=0)], "total_memory_bytes 0 .*; they must be positive"),
     "no tokens": ([declare(default_max_num_batched_tokens=0)], "batched_tokens 0; they must be positive"),
     "rows of chance": ([declare(batch_invariant=True, deterministic=False)], "batch_invariant, but not determ"),
+    "never alone": ([declare(world_sizes=(2, 4))], "world_sizes .2, 4.; they must ascend from 1"),
+    "groups": ([declare(world_sizes=(1, 4, 2))], "world_sizes .1, 4, 2.; they must ascend from 1"),
     "zero bucket": ([declare(dynamic_shapes=False, token_buckets=(0, 4))], "must be positive and ascending"),
     "same bucket": ([declare(dynamic_shapes=False, token_buckets=(4, 4))], "must be positive and ascending"),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 
@@ -14,7 +13,9 @@ from octavo_acme.ops import AcmeOps
 TOTAL_BYTES = 8 << 30
 
 
-class AcmeBackend:
+class AcmeBackend(api.HostDevice):
+    """Memory, copies and order of work are acme's own; what HostDevice does with them (KV pools, views) will do."""
+
     name = "acme"
 
     def __init__(self, config: api.BackendConfig) -> None:
@@ -46,26 +47,11 @@ class AcmeBackend:
         QUEUE.wait()
         return x.cpu().clone()
 
-    def allocate_kv_pool(self, num_blocks: int, block_bytes: int) -> api.KVPool:
-        return api.KVPool(num_blocks, block_bytes, allocate(num_blocks * block_bytes, dtype=torch.uint8))
-
-    def kv_view(self, pool: api.KVPool, spec: api.KVCacheSpec) -> api.KVCache:
-        return api.torch_kv_view(pool, spec, api.KVLayout.NHD if spec.v_head_dim else api.KVLayout.MLA)
-
-    def compile(self, step: api.StepFunction, bucket: int | None, buffers: api.StepBuffers | None) -> api.Program:
-        return api.PlainProgram(step)
-
     def record_event(self) -> Event:
         return QUEUE.event()
 
     def synchronize(self) -> None:
         QUEUE.wait()
-
-    def export_memory(self, pool: api.KVPool) -> Any:
-        return None
-
-    def communicator(self, rank: int, world_size: int, address: str) -> api.Communicator:
-        return api.SingleRank()  # a device of more than one rank brings its own
 
     def close(self) -> None:
         QUEUE.wait()

@@ -7,6 +7,7 @@ attention    keys in tiles of whole blocks, an online softmax over the tiles (Mi
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -129,9 +130,18 @@ class AcmeOps:
         return AcmeWeight(spec)
 
     def gemm(
-        self, x_TK: Tensor, w: Any, *, out: Tensor, prologue: None = None, epilogue: api.Epilogue | None = None
+        self,
+        x_TK: Tensor,
+        w: Any,
+        *,
+        out: Tensor,
+        prologue: api.NormPrologue | None = None,
+        epilogue: api.Epilogue | None = None,
     ) -> None:
-        launch(multiply, x_TK, w.tiles, epilogue.bias_N if epilogue else None, out)
+        epilogue = epilogue or api.Epilogue()
+        if prologue is not None or replace(epilogue, bias_N=None) != api.Epilogue():
+            raise api.UnsupportedOp("acme's product adds a bias and nothing else")  # as supports() said
+        launch(multiply, x_TK, w.tiles, epilogue.bias_N, out)
 
     def paged_attention(self, q_THD: Tensor, kv: api.KVCache, plan: api.StepPlan, *, out: Tensor, **rule: Any) -> None:
         meta = plan.meta
