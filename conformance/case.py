@@ -49,6 +49,7 @@ class Case:
         profiles: that contain it, besides "full", which contains all.
         faults: mutants that it is there to catch, by name.
         requires: whether it concerns a backend at all.
+        world: ranks of the group that it runs in, each with a backend of its own.
         timeout_s: seconds that both attempts may take.
     """
 
@@ -61,6 +62,7 @@ class Case:
     profiles: frozenset[str] = frozenset()
     faults: frozenset[str] = frozenset()
     requires: Requirement = field(default=always)
+    world: int = 1
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -98,10 +100,15 @@ def stores_kv_in(dtype: torch.dtype) -> Requirement:
     return lambda facts: None if name in facts.kv_dtypes else f"it never keeps KV in {name}"
 
 
+def forms_groups_of(world: int) -> Requirement:
+    """Only backends that form groups of this many ranks on this machine."""
+    return lambda facts: None if world in facts.world_sizes else f"it forms no groups of {world} here"
+
+
 def holds_bytes(nbytes: int) -> Requirement:
-    """Only devices on which this many bytes are a small part, an eighth, of memory: pools that are hardly touched."""
+    """Only devices of twice this memory: a pool counts while it lives, one at a time, though it is hardly touched."""
     return lambda facts: (
-        None if facts.total_memory_bytes >= 8 * nbytes else f"a pool of {nbytes / 2**30:.1f} GiB is too large for it"
+        None if facts.total_memory_bytes >= 2 * nbytes else f"a pool of {nbytes / 2**30:.1f} GiB is too large for it"
     )
 
 

@@ -30,11 +30,13 @@ class Draw:
         generator: the case's own.
         facts: what the backend declares.
         accumulation: the class it declares for the case's op; budgets and bounds are taken from it.
+        rank: whose trial is drawn, in a case of a group. All ranks draw the same numbers and take their part of them.
     """
 
-    def __init__(self, run_seed: int, name: str, op: str, facts: Facts) -> None:
+    def __init__(self, run_seed: int, name: str, op: str, facts: Facts, *, rank: int = 0) -> None:
         self.generator = torch.Generator().manual_seed(case_seed(run_seed, name))
         self.facts = facts
+        self.rank = rank
         self.accumulation: Accumulation = accumulation(facts.accumulation_of(op))
 
     def normal(

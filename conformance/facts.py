@@ -26,6 +26,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         activations: dtypes that models compute in.
         weights: dtypes that plain weights are stored in.
         computes: of each of these, what models compute in.
+        world_sizes: groups of ranks that it forms on this machine.
         versions: of drivers and the like, as the backend names them.
     """
 
@@ -44,6 +45,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     total_memory_bytes: int
     versions: dict[str, str]
     computes: dict[str, str] = {}
+    world_sizes: tuple[int, ...] = (1,)
 
     @classmethod
     def of(cls, capabilities: Capabilities) -> Facts:
@@ -64,6 +66,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             batch_invariant=capabilities.batch_invariant,
             total_memory_bytes=capabilities.total_memory_bytes,
             versions=dict(capabilities.versions),
+            world_sizes=capabilities.world_sizes,
             computes={dtype_name(weight): name for weight, name in names.items()},
         )
 

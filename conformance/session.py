@@ -23,7 +23,15 @@ from octavo.conformance.case import Case
 from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import Gap, load_gaps
 from octavo.conformance.harness.result import CaseResult, Status
-from octavo.conformance.harness.worker import BackendChoice, InProcess, Runner, WorkerPool, make_backend, run_cases
+from octavo.conformance.harness.worker import (
+    BackendChoice,
+    InProcess,
+    Runner,
+    WorkerPool,
+    left_out,
+    make_backend,
+    run_cases,
+)
 from octavo.conformance.profiles import LEVELS, PROFILES, level_of, profile_named
 from octavo.conformance.provenance import plug_in, software
 from octavo.conformance.report.json import SCHEMA_VERSION, Device, Report, Run, Verdict, entry
@@ -122,7 +130,15 @@ def conform(settings: Settings, progress: Progress | None = None) -> Report:
     if profile_named(settings.profile_name).needs_determinism and runner.facts.batch_invariant:
         with closing(open_runner(settings, info.name, num_threads=1)) as alone:
             compare_threads(alone, cases, results, settings.seed)
-    run = _run(settings, info, runner.facts, started, time.monotonic() - clock, isolated=not settings.in_process)
+    run = _run(
+        settings,
+        info,
+        runner.facts,
+        started,
+        time.monotonic() - clock,
+        isolated=not settings.in_process,
+        ranks=max((case.world for case in cases if left_out(case, runner) is None), default=1),
+    )
     return _report(run, settings, results, not_applicable)
 
 
@@ -144,6 +160,7 @@ def _run(
     seconds: float,
     *,
     isolated: bool,
+    ranks: int,
 ) -> Run:
     return Run(
         suite_version=SUITE_VERSION,
@@ -159,7 +176,7 @@ def _run(
         seconds=round(seconds, 2),
         plug_in=plug_in(info),
         software=software(facts.versions),
-        device=_device(facts),
+        device=_device(facts, ranks),
         capabilities=facts,
     )
 
@@ -186,7 +203,7 @@ def measured(
     extra = _option_flags(settings)
     if profile_named(settings.profile_name).needs_determinism:
         extra += f" --profile {settings.profile_name}"
-    done, total = 0, sum(case.requires(runner.facts) is None for case in cases)
+    done, total = 0, sum(left_out(case, runner) is None for case in cases)
 
     def ended(result: CaseResult) -> None:
         nonlocal done
@@ -232,14 +249,19 @@ def verdict(settings: Settings, results: Sequence[CaseResult], facts: Facts) -> 
     return Verdict(
         profile=profile.name,
         is_met=not reasons,
-        is_claim=profile.is_claim and settings.only is None,
+        is_claim=profile.is_claim and settings.only is None and not _lacks_groups(settings, facts),
         reasons=reasons,
     )
+
+
+def _lacks_groups(settings: Settings, facts: Facts) -> bool:
+    """Whether cases that concern the backend were left out for want of a process per rank."""
+    return settings.in_process and any(c.world > 1 and c.requires(facts) is None for c in selected(settings))
 
 
 def _option_flags(settings: Settings) -> str:
     return "".join(f" --backend-option {shlex.quote(f'{k}={v}')}" for k, v in settings.options.items())
 
 
-def _device(facts: Facts) -> Device:
-    return Device(name=facts.device_name, arch=facts.arch, count=1, total_memory_bytes=facts.total_memory_bytes)
+def _device(facts: Facts, count: int) -> Device:
+    return Device(name=facts.device_name, arch=facts.arch, count=count, total_memory_bytes=facts.total_memory_bytes)

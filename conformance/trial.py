@@ -141,9 +141,10 @@ class HostPool:
 
 @dataclass(frozen=True)
 class Trial:
-    """See the module's picture.
+    """See the module's picture. In a group of ranks each has its own.
 
     Attributes:
+        shared: outputs that must have the same bits on every rank of the group.
         is_empty: nothing is to be compared (no rows): the case only must not fail or touch anything.
     """
 
@@ -152,6 +153,7 @@ class Trial:
     check: Callable[[Outputs], list[Finding]]
     weights: tuple[HostWeight, ...] = ()
     pools: tuple[HostPool, ...] = field(default=())
+    shared: frozenset[str] = frozenset()
     is_empty: bool = False
 
 

@@ -10,7 +10,9 @@ op that raises; outputs that still change after the device said it was done. The
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import partial
 
 import torch
 
@@ -21,8 +23,8 @@ from octavo.conformance.harness.bench import Bench
 from octavo.conformance.harness.poison import Poison, same_bits
 from octavo.conformance.harness.result import OWN_KERNELS, Outcome, TensorBytes
 from octavo.conformance.trial import Role, Trial
-from octavo.core.backend import DeviceBackend
-from octavo.core.base.errors import UnsupportedOp
+from octavo.core.backend import Communicator, DeviceBackend
+from octavo.core.base.errors import RankLost, UnsupportedOp
 
 
 def execute(
@@ -32,22 +34,26 @@ def execute(
     *,
     strict: bool = False,
     options: Mapping[str, str] | None = None,
+    rank: int = 0,
+    address: str = "",
 ) -> Outcome:
     """Both attempts of a case. Never raises for what a backend does.
 
     Args:
         strict: no fallback to the reference ops.
         options: with which the backend was made.
+        rank, address: this backend's place in the case's group, and where that meets.
     """
     outcome = Outcome()
     started = time.perf_counter()
     seen: list[dict[str, torch.Tensor]] = []
     try:
         facts = Facts.of(backend.capabilities)
-        trial = case.build(Draw(seed, case.name, case.op, facts))
-        for poison in Poison:
-            bench = Bench(trial, backend, poison, strict=strict, options=options)
-            seen.append(_attempt(case, trial, bench, poison, outcome))
+        trial = case.build(Draw(seed, case.name, case.op, facts, rank=rank))
+        with _group(case, backend, rank, address) as group:
+            for poison in Poison:
+                make = partial(Bench, trial, backend, poison, strict=strict, options=options, group=group)
+                seen.append(_attempt(case, trial, make, poison, outcome))
     except Exception as error:
         _record(case, error, outcome)
     if len(seen) == len(Poison):
@@ -57,7 +63,22 @@ def execute(
     return outcome
 
 
-def _attempt(case: Case, trial: Trial, bench: Bench, poison: Poison, outcome: Outcome) -> dict[str, torch.Tensor]:
+@contextmanager
+def _group(case: Case, backend: DeviceBackend, rank: int, address: str) -> Iterator[Communicator | None]:
+    """The case's group while it runs. A rank that fails leaves it, so that the others don't wait in vain."""
+    if case.world == 1:
+        yield None
+        return
+    with closing(backend.communicator(rank, case.world, address)) as group:
+        if (group.rank, group.world_size) != (rank, case.world):
+            raise ValueError(f"the communicator calls itself rank {group.rank} of {group.world_size}")
+        yield group
+
+
+def _attempt(
+    case: Case, trial: Trial, make: Callable[[], Bench], poison: Poison, outcome: Outcome
+) -> dict[str, torch.Tensor]:
+    bench = make()  # The only name of it: pools, which may be huge, must be gone before the next attempt's come.
     if case.spec is not None:
         bench.opset.bind(case.op, bench.localized(case.spec))
         _note_choice(case, bench, outcome)
@@ -100,6 +121,7 @@ def _record(case: Case, error: Exception, outcome: Outcome) -> None:
     outcome.is_refused = is_refusal and outcome.implementation == "fallback"
     lied = is_refusal and not outcome.is_refused
     prefix = "supports() accepted the spec, and the op refused it: " if lied else ""
+    outcome.is_lost = isinstance(error, RankLost)
     outcome.error = f"{prefix}{type(error).__name__}: {error}"
 
 

@@ -53,8 +53,10 @@ class Bench:
         *,
         strict: bool = False,
         options: Mapping[str, str] | None = None,
+        group: Communicator | None = None,
     ) -> None:
         self.backend = backend
+        self._group = group
         self.opset = opset = OpSet(backend, strict=strict)
         self.strict = strict
         self.options = dict(options or {})
@@ -108,8 +110,8 @@ class Bench:
         return self.opset.plan(meta)
 
     def communicator(self) -> Communicator:
-        """The communicator of a group of one."""
-        return self.backend.communicator(0, 1, "")
+        """The communicator of the case's group, or of a group of one."""
+        return self.backend.communicator(0, 1, "") if self._group is None else self._group
 
     # -- for the attempt --------------------------------------------------------------------------------------
     def read(self) -> tuple[dict[str, torch.Tensor], list[str]]:

@@ -47,6 +47,7 @@ CAPABILITIES = Capabilities(
     kv_dtypes=(*FLOATS, *FP8),
     total_memory_bytes=2**40,
     fp8="e4m3fn",
+    world_sizes=(1, 2, 4, 8),
 )
 
 
@@ -132,7 +133,11 @@ class HostBackend:
         return None
 
     def communicator(self, rank: int, world_size: int, address: str) -> Communicator:
-        return SingleRank()
+        if world_size == 1:
+            return SingleRank()
+        from octavo.backends.common.comm import gloo_communicator  # only groups need torch.distributed
+
+        return gloo_communicator(rank, world_size, address)
 
     def close(self) -> None:
         return

@@ -9,6 +9,7 @@ of the candidate.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from octavo.conformance.case import Case
 from octavo.conformance.draw import Draw
@@ -16,31 +17,44 @@ from octavo.conformance.facts import Facts
 from octavo.conformance.finding import Finding
 from octavo.conformance.gaps import Gap, GapKind
 from octavo.conformance.harness.attempt import execute
-from octavo.conformance.harness.result import BAD, CaseResult, Outcome, Status
+from octavo.conformance.harness.group import disagreements, execute_in_threads, of_rank, whole
+from octavo.conformance.harness.result import BAD, CaseResult, Outcome, Status, digest_of
 from octavo.core.backend import DeviceBackend
 
 
-def judge(case: Case, backend: DeviceBackend, seed: int, *, gap: Gap | None = None, strict: bool = False) -> CaseResult:
-    """Run a case in this process and judge it."""
-    outcome = execute(case, backend, seed, strict=strict)
-    return assess(case, Facts.of(backend.capabilities), outcome, seed, backend_name=backend.name, gap=gap)
+def judge(
+    case: Case,
+    backend: DeviceBackend,
+    seed: int,
+    *,
+    peers: Sequence[DeviceBackend] = (),
+    gap: Gap | None = None,
+    strict: bool = False,
+) -> CaseResult:
+    """Run a case in this process and judge it. peers: the backends of the other ranks, for a case of a group."""
+    if case.world == 1:
+        outcomes = [execute(case, backend, seed, strict=strict)]
+    else:
+        outcomes = execute_in_threads(case, (backend, *peers), seed, strict=strict)
+    return assess(case, Facts.of(backend.capabilities), outcomes, seed, backend_name=backend.name, gap=gap)
 
 
 def assess(
-    case: Case, facts: Facts, outcome: Outcome, seed: int, *, backend_name: str, gap: Gap | None = None
+    case: Case, facts: Facts, outcomes: Sequence[Outcome], seed: int, *, backend_name: str, gap: Gap | None = None
 ) -> CaseResult:
-    """Judge what a candidate did, wherever it ran."""
+    """Judge what a candidate did, wherever it ran: an outcome per rank."""
     findings: list[Finding] = []
+    outcome = whole(outcomes)
     if outcome.is_refused:
         status, detail = Status.UNSUPPORTED, outcome.reason
     elif outcome.error:
         status, detail = Status.FAIL, outcome.error
     else:
-        findings, problems = _check(case, facts, outcome, seed)
+        findings, problems = _check(case, facts, outcomes, seed)
         status, detail = _verdict(outcome, problems)
     result = describe(case, status, detail, seed, backend_name)
     result.implementation, result.ops, result.seconds = outcome.implementation, outcome.ops, outcome.seconds
-    result.digest = outcome.digest
+    result.digest = digest_of(outcomes)
     _summarize(result, findings)
     _apply_gap(result, gap)
     return result
@@ -65,14 +79,17 @@ def apply_gap(result: CaseResult, gap: Gap | None) -> CaseResult:
     return result
 
 
-def _check(case: Case, facts: Facts, outcome: Outcome, seed: int) -> tuple[list[Finding], list[str]]:
+def _check(case: Case, facts: Facts, outcomes: Sequence[Outcome], seed: int) -> tuple[list[Finding], list[str]]:
     findings: list[Finding] = []
     problems: list[str] = []
-    trial = case.build(Draw(seed, case.name, case.op, facts))
-    for attempt in outcome.attempts:
-        findings += trial.check({name: x.tensor() for name, x in attempt.items()})
+    for rank, outcome in enumerate(outcomes):
+        trial = case.build(Draw(seed, case.name, case.op, facts, rank=rank))
+        for attempt in outcome.attempts:
+            found = trial.check({name: x.tensor() for name, x in attempt.items()})
+            findings += found if case.world == 1 else of_rank(rank, found)
     if trial.is_empty:
         return findings, problems
+    problems += disagreements(outcomes, trial.shared)
     if missing := set(case.lanes) - {f.lane for f in findings if f.compared}:
         problems.append(f"nothing was compared in lane {', '.join(sorted(missing))}")
     for finding in findings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -83,6 +84,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         ops: "op:implementation" of everything that was bound, parts of composites included.
         is_refused: supports() refused and the op raised UnsupportedOp.
         error: what was raised, when something was.
+        is_lost: that is, another rank of the group was gone: look there for the cause.
         faults: defences that were hit.
         mistrust: what makes right numbers worthless.
         attempts: outputs by name; one, or two where a non-deterministic op differed.
@@ -94,26 +96,28 @@ class Outcome(msgspec.Struct, kw_only=True):
     ops: list[str] = []
     is_refused: bool = False
     error: str = ""
+    is_lost: bool = False
     faults: list[str] = []
     mistrust: list[str] = []
     attempts: list[dict[str, TensorBytes]] = []
     seconds: float = 0.0
 
     @property
-    def digest(self) -> str:
-        """Of all bits of the first attempt's outputs; empty when there are none."""
-        if not self.attempts:
-            return ""
-        digest = hashlib.sha256()
-        for name, x in sorted(self.attempts[0].items()):
-            digest.update(f"{name} {x.dtype} {x.shape} ".encode())
-            digest.update(x.data)
-        return digest.hexdigest()
-
-    @property
     def has_fallback_kernel(self) -> bool:
         """Whether a product or paged attention inside a composite runs on the reference."""
         return any(f"{op}:fallback" in self.ops for op in OWN_KERNELS)
+
+
+def digest_of(outcomes: Sequence[Outcome]) -> str:
+    """Of all bits of the first attempts' outputs, of all ranks; empty when there are none."""
+    if not any(outcome.attempts for outcome in outcomes):
+        return ""
+    digest = hashlib.sha256()
+    for outcome in outcomes:
+        for name, x in sorted(outcome.attempts[0].items() if outcome.attempts else ()):
+            digest.update(f"{name} {x.dtype} {x.shape} ".encode())
+            digest.update(x.data)
+    return digest.hexdigest()
 
 
 class CaseResult(msgspec.Struct, kw_only=True, omit_defaults=False):

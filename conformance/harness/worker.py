@@ -1,24 +1,23 @@
 """Where cases run: in a process of their own, which may crash, hang or exit at the cost of one case.
 
-    judge's process                                    worker: python -m octavo.conformance.harness.worker FD
-      WorkerPool ──── frame: [length u32][msgpack] ────►  makes the backend once, answers Hello(facts)
-                 ◄─── Outcome of each Request ─────────   runs execute(case), one at a time
+    judge's process                                    workers: python -m octavo.conformance.harness.worker FD
+      WorkerPool ──── Request(case, seed, rank) ──────►  make the backend once, answer Hello(facts)
+                 ◄─── Outcome of each Request ─────────   run execute(case), one at a time
 
-The worker lives until it dies or outlasts a case's time; then the next case starts another one. Frames go over a
-socket of their own, so that whatever a kernel prints can't be mistaken for an answer. `InProcess` has the same two
-methods without a process, for mutants and quick runs.
+One worker lives until it dies or outlasts a case's time; then the next case starts another one. A case of a group has a
+worker per rank, of which rank 0 is that one; the others start when they are first needed, and whichever of them dies or
+hangs, all are started anew. `InProcess` has the same methods without a process, for mutants and quick runs.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+import select
 import socket
-import struct
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 import msgspec
@@ -29,8 +28,10 @@ from octavo.conformance.case import Case
 from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import Gap
 from octavo.conformance.harness.attempt import execute
+from octavo.conformance.harness.group import meeting_point
 from octavo.conformance.harness.host import HostBackend, NoOps
 from octavo.conformance.harness.judge import apply_gap, assess, describe
+from octavo.conformance.harness.process import WorkerProcess, ends_with, receive, send
 from octavo.conformance.harness.result import CaseResult, Outcome, Status
 from octavo.core.backend import BackendRegistry, DeviceBackend
 from octavo.core.base.errors import BackendUnavailable, OctavoError
@@ -38,7 +39,10 @@ from octavo.core.base.errors import BackendUnavailable, OctavoError
 START_TIMEOUT_S = 300.0
 """A backend's first start may build kernels."""
 
-_HEADER = struct.Struct("<I")
+GRACE_S = 10.0
+"""What the other ranks have to answer after one of them has failed."""
+
+MODULE = "octavo.conformance.harness.worker"
 
 
 class BackendChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,10 +76,12 @@ class Refused(msgspec.Struct, tag=True):
 
 
 class Request(msgspec.Struct):
-    """One case to run."""
+    """One case to run, as this rank of its group, which meets at `address`."""
 
     case: str
     seed: int
+    rank: int = 0
+    address: str = ""
 
 
 class Runner(Protocol):
@@ -84,6 +90,9 @@ class Runner(Protocol):
     @property
     def facts(self) -> Facts:
         """What the backend declares."""
+
+    def unable(self, case: Case) -> str | None:
+        """Why it can't run a case, whatever the backend."""
 
     def run(self, case: Case, seed: int, gap: Gap | None = None) -> CaseResult:
         """One case, judged. Never raises for what the backend does."""
@@ -116,138 +125,172 @@ class InProcess:
         self._options = options
         self.facts = Facts.of(backend.capabilities)
 
+    def unable(self, case: Case) -> str | None:
+        return None if case.world == 1 else f"a group of {case.world} needs a process per rank; leave out --in-process"
+
     def run(self, case: Case, seed: int, gap: Gap | None = None) -> CaseResult:
         outcome = execute(case, self._backend, seed, strict=self._strict, options=self._options)
-        return assess(case, self.facts, outcome, seed, backend_name=self._backend.name, gap=gap)
+        return assess(case, self.facts, [outcome], seed, backend_name=self._backend.name, gap=gap)
 
     def close(self) -> None:
         self._backend.close()
 
 
 class WorkerPool:
-    """A Runner over one persistent worker process."""
+    """A Runner over persistent worker processes: rank r of a group is the r-th."""
 
     def __init__(self, choice: BackendChoice) -> None:
-        """Starts the worker. Raises BackendUnavailable when the backend can't be made."""
+        """Starts a worker. Raises BackendUnavailable when the backend can't be made."""
         self._choice = choice
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self.facts = self._start()
+        self._workers: list[WorkerProcess] = []
+        self.facts = self._start(1)
+
+    def unable(self, case: Case) -> str | None:
+        return None
 
     def run(self, case: Case, seed: int, gap: Gap | None = None) -> CaseResult:
         started = time.monotonic()
         try:
-            if self._process is None:
-                self._start()
-            outcome = self._ask(case, seed)
-        except TimeoutError:
-            self._stop()
-            result = self._lost(case, seed, Status.TIMEOUT, f"no answer within {case.timeout_s:g} s; worker killed")
-        except (ConnectionError, BackendUnavailable) as error:
-            result = self._lost(case, seed, Status.CRASH, f"{self._stop()}: {error}")
+            self._start(case.world)
+            outcomes = self._ask(case, seed)
+        except _Lost as lost:
+            result = describe(case, lost.status, str(lost), seed, self._choice.name)
+        except BackendUnavailable as error:
+            result = describe(case, Status.CRASH, str(error), seed, self._choice.name)
         else:
-            return assess(case, self.facts, outcome, seed, backend_name=self._choice.name, gap=gap)
+            return assess(case, self.facts, outcomes, seed, backend_name=self._choice.name, gap=gap)
         result.seconds = time.monotonic() - started
         return apply_gap(result, gap)
 
     def close(self) -> None:
-        self._stop()
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.hang_up()
+        for worker in workers:
+            worker.stop()
 
-    def _ask(self, case: Case, seed: int) -> Outcome:
-        connection = self._connection()
+    def _ask(self, case: Case, seed: int) -> list[Outcome]:
+        """Every rank's outcome. Raises _Lost when one crashes or does not answer; then no worker is left."""
         deadline = time.monotonic() + case.timeout_s
-        _send(connection, msgspec.msgpack.encode(Request(case.name, seed)))
-        return msgspec.msgpack.decode(_receive(connection, deadline), type=Outcome)
+        outcomes: dict[int, Outcome] = {}
+        with meeting_point() if case.world > 1 else nullcontext("") as address:
+            for rank in range(case.world):
+                with self._watched(case, rank):
+                    self._workers[rank].send(msgspec.msgpack.encode(Request(case.name, seed, rank, address)))
+            while len(outcomes) < case.world:
+                for rank in self._answering(case, outcomes.keys(), deadline):
+                    with self._watched(case, rank):
+                        frame = self._workers[rank].receive(deadline)
+                        outcomes[rank] = msgspec.msgpack.decode(frame, type=Outcome)
+                    if outcomes[rank].error:  # The others are told by the group; who isn't has got stuck.
+                        deadline = min(deadline, time.monotonic() + GRACE_S)
+        return [outcomes[rank] for rank in range(case.world)]
 
-    def _lost(self, case: Case, seed: int, status: Status, detail: str) -> CaseResult:
-        return describe(case, status, detail, seed, self._choice.name)
+    def _answering(self, case: Case, answered: Collection[int], deadline: float) -> list[int]:
+        """Ranks that have something to say, at least one; those that are gone among them."""
+        waiting = [rank for rank in range(case.world) if rank not in answered]
+        left = max(deadline - time.monotonic(), 0.0)
+        ready, _, _ = select.select([self._workers[rank] for rank in waiting], [], [], left)
+        if not ready:
+            raise self._timeout(case, waiting)
+        return [rank for rank in waiting if self._workers[rank] in ready]
 
-    def _connection(self) -> socket.socket:
-        if self._socket is None:
-            raise ConnectionError("the worker is not running")
-        return self._socket
-
-    def _start(self) -> Facts:
-        ours, theirs = socket.socketpair()
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        command = [sys.executable, "-m", "octavo.conformance.harness.worker", str(theirs.fileno())]
-        with theirs:
-            self._process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment
-            )
-        self._socket = ours
+    @contextmanager
+    def _watched(self, case: Case, rank: int) -> Iterator[None]:
+        """What goes wrong with a worker, as _Lost."""
         try:
-            _send(ours, msgspec.msgpack.encode(self._choice))
-            hello = _receive(ours, time.monotonic() + START_TIMEOUT_S)
+            yield
+        except TimeoutError:
+            raise self._timeout(case, [rank]) from None
+        except ConnectionError as error:
+            ended = self._workers.pop(rank).stop()
+            self._kill()
+            raise _Lost(Status.CRASH, f"{_place(case, [rank])}{ended}: {error}") from error
+
+    def _timeout(self, case: Case, waiting: Sequence[int]) -> _Lost:
+        self._kill()
+        ended = "worker killed" if case.world == 1 else "workers killed"
+        return _Lost(Status.TIMEOUT, f"{_place(case, waiting)}no answer within {case.timeout_s:g} s; {ended}")
+
+    def _kill(self) -> None:
+        """No worker is left. Those of a group are of no use without each other."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.kill()
+
+    def _start(self, count: int) -> Facts:
+        """Have at least `count` workers, and rank 0's facts."""
+        new = [WorkerProcess(MODULE) for _ in range(count - len(self._workers))]
+        self._workers += new
+        facts = [self._greet(worker) for worker in new]
+        return facts[0] if facts else self.facts
+
+    def _greet(self, worker: WorkerProcess) -> Facts:
+        try:
+            worker.send(msgspec.msgpack.encode(self._choice))
+            hello = worker.receive(time.monotonic() + START_TIMEOUT_S)
         except (ConnectionError, TimeoutError) as error:
+            self._workers.remove(worker)
+            ended = worker.stop()
+            self._kill()
             raise BackendUnavailable(
-                f"backend {self._choice.name} did not start: {self._stop()}: {error}", field="backend"
+                f"backend {self._choice.name} did not start: {ended}: {error}", field="backend"
             ) from error
         answer: Hello | Refused = msgspec.msgpack.decode(hello, type=Hello | Refused)
         if isinstance(answer, Refused):
-            self._stop()
+            self._kill()
             raise BackendUnavailable(answer.message, field="backend")
         return answer.facts
 
-    def _stop(self) -> str:
-        """End the worker and say how it ended."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        process, self._process = self._process, None
-        if process is None:
-            return "the worker was not running"
-        try:
-            code = process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-        return f"the worker was ended by signal {-code}" if code < 0 else f"the worker ended with exit code {code}"
+
+class _Lost(Exception):
+    """A case that has no outcome."""
+
+    def __init__(self, status: Status, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
 
 
-def _send(connection: socket.socket, data: bytes) -> None:
-    connection.settimeout(None)
-    connection.sendall(_HEADER.pack(len(data)) + data)
-
-
-def _receive(connection: socket.socket, deadline: float | None = None) -> bytes:
-    """One frame. Raises TimeoutError at the deadline, ConnectionError when the other side is gone."""
-    (length,) = _HEADER.unpack(_exactly(connection, _HEADER.size, deadline))
-    return _exactly(connection, length, deadline)
-
-
-def _exactly(connection: socket.socket, count: int, deadline: float | None) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        if deadline is not None:
-            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-        piece = connection.recv(min(count - len(data), 1 << 20))
-        if not piece:
-            raise ConnectionError("it closed its connection")
-        data += piece
-    return bytes(data)
+def _place(case: Case, ranks: Sequence[int]) -> str:
+    """Whose fault it is, where there are several."""
+    if case.world == 1:
+        return ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {case.world}: "
 
 
 def serve(connection: socket.socket) -> None:
     """The worker's whole life."""
-    choice = msgspec.msgpack.decode(_receive(connection), type=BackendChoice)
+    ends_with(connection)
+    choice = msgspec.msgpack.decode(receive(connection), type=BackendChoice)
     torch.set_num_threads(1)  # The backend brings its own threads; drawing small tensors needs none.
     logging.getLogger("octavo").setLevel(logging.ERROR)  # What falls back is in every result.
     try:
         backend = make_backend(choice)
     except OctavoError as error:
-        _send(connection, msgspec.msgpack.encode(Refused(str(error))))
+        send(connection, msgspec.msgpack.encode(Refused(str(error))))
         return
-    _send(connection, msgspec.msgpack.encode(Hello(Facts.of(backend.capabilities))))
+    send(connection, msgspec.msgpack.encode(Hello(Facts.of(backend.capabilities))))
     cases = suite.families(choice.families)
     try:
         while True:
-            request = msgspec.msgpack.decode(_receive(connection), type=Request)
-            case = cases[request.case]
-            outcome = execute(case, backend, request.seed, strict=choice.strict, options=choice.options)
-            _send(connection, msgspec.msgpack.encode(outcome))
+            request = msgspec.msgpack.decode(receive(connection), type=Request)
+            outcome = execute(
+                cases[request.case],
+                backend,
+                request.seed,
+                strict=choice.strict,
+                options=choice.options,
+                rank=request.rank,
+                address=request.address,
+            )
+            send(connection, msgspec.msgpack.encode(outcome))
     except ConnectionError:
         backend.close()
+
+
+def left_out(case: Case, runner: Runner) -> str | None:
+    """Why a case is not run: it does not concern the backend, or this runner can't run it."""
+    return case.requires(runner.facts) or runner.unable(case)
 
 
 def run_cases(
@@ -258,10 +301,10 @@ def run_cases(
     gaps: dict[str, Gap] | None = None,
     on_result: Callable[[CaseResult], None] | None = None,
 ) -> tuple[list[CaseResult], dict[str, str]]:
-    """Run cases in order: results, and name -> reason of those that do not concern this backend."""
+    """Run cases in order: results, and name -> reason of those that were left out."""
     results, inapplicable = [], {}
     for case in cases:
-        reason = case.requires(runner.facts)
+        reason = left_out(case, runner)
         if reason is not None:
             inapplicable[case.name] = reason
             continue

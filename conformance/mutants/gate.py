@@ -2,7 +2,7 @@
 
     mutant ──► cases with its name in `faults` ──► the first that fails catches it ──► Verdict
 
-Mutants run in this process: they are the reference ops, which don't crash.
+Mutants run in this process: they are the reference ops, which don't crash. The ranks of a group are its threads.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MODULES = (
     "octavo.conformance.mutants.cache",
     "octavo.conformance.mutants.mla",
     "octavo.conformance.mutants.products",
+    "octavo.conformance.mutants.quantised",
     "octavo.conformance.mutants.rows",
     "octavo.conformance.mutants.moe",
     "octavo.conformance.mutants.lora",
@@ -85,7 +86,7 @@ def try_mutant(mutant: Mutant, seed: int, cases: Iterable[Case] | None = None) -
         if case.requires(facts) is not None:
             continue
         verdict.tried += 1
-        result = judge(case, backend, seed)
+        result = judge(case, backend, seed, peers=[mutant.make() for _ in range(1, case.world)])
         if result.status is Status.FAIL:
             verdict.caught_by, verdict.detail = case.name, result.detail
             break

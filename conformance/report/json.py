@@ -28,7 +28,7 @@ Figure = float | Literal["inf"] | None
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What it ran on. count: devices that the run used."""
+    """What it ran on. count: ranks of the largest group that the run formed, each of which has a device."""
 
     name: str
     arch: str

@@ -48,7 +48,7 @@ def try_variant(variant: Variant, seed: int, profile: str, *, only: str | None =
         if case.requires(facts) is not None:
             continue
         verdict.tried += 1
-        result = judge(case, backend, seed)
+        result = judge(case, backend, seed, peers=[variant.make() for _ in range(1, case.world)])
         verdict.worst = max(verdict.worst, *(f.worst for f in result.findings), 0.0)
         if result.status is not Status.PASS:
             verdict.alarms.append(f"{case.name}: {result.status}: {result.detail}")
