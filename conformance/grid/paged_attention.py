@@ -64,6 +64,8 @@ def cases() -> Iterable[Case]:
 
 
 def _profiles(point: Point) -> frozenset[str]:
+    if point.candidates:
+        return frozenset({"core", "deterministic"})  # A pool too big to fill, but little work.
     if point.is_big:
         return frozenset()
     if point.setting.head_dim > 512:

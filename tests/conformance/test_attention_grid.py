@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from octavo.conformance.case import Case, holds_bytes
+from octavo.conformance.case import Case
 from octavo.conformance.draw import Draw
 from octavo.conformance.facts import Facts
 from octavo.conformance.grid.batch import Request, lay_out
@@ -96,12 +96,6 @@ def test_codes_apart_counts_over_zero_and_sends_nan_far_away() -> None:
     codes = torch.tensor([1, 0, 0x81, 0x30, 0x7F], dtype=torch.uint8).view(torch.float8_e4m3fn)
     want = torch.tensor([0, 0, 1, 0x31, 0], dtype=torch.uint8).view(torch.float8_e4m3fn).double()
     assert codes_apart(codes, want).tolist() == [1, 0, 2, 1, 256]
-
-
-def test_pools_too_large_for_a_device_do_not_concern_it() -> None:
-    facts = Facts.of(CAPABILITIES)
-    assert holds_bytes(2**30)(facts) is None
-    assert "a pool of 1024.0 GiB is too large" in str(holds_bytes(2**40)(facts))
 
 
 def small(op: str) -> list[Case]:
