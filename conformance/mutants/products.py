@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from octavo.conformance.mutants.base import Call, Mutant, Op, Wrap, after, around, before, unwritten
-from octavo.core.backend import Epilogue, QuantFormat, QuantizedTensor
+from octavo.core.backend import Epilogue
 
 TILE_M = 8
 SLICE_K = 64
@@ -135,58 +133,6 @@ def gate_and_up_swapped(honest: Op, call: Call) -> None:
     honest(**call)
 
 
-def placed(change: Callable[[QuantizedTensor], QuantizedTensor | torch.Tensor]) -> Wrap:
-    """A weight that packs quantised parts wrongly; `change` gives the part as it was taken, or its plain values."""
-
-    @around
-    def prepare(honest: Op, call: Call) -> Any:
-        weight = honest(**call)
-        place = weight.place
-
-        def place_wrongly(part: torch.Tensor | QuantizedTensor, row_offset: int) -> None:
-            place(change(part) if isinstance(part, QuantizedTensor) else part, row_offset)
-
-        weight.place = place_wrongly
-        return weight
-
-    return prepare
-
-
-def granularity_mistaken(part: QuantizedTensor) -> QuantizedTensor:
-    """One scale per row is read as one per block of 128 rows; one per 128 columns as one per row."""
-    if part.scheme.group_size == 0:
-        rows = torch.arange(part.scales.shape[0]) // GROUP_K
-        return replace(part, scales=part.scales[rows])
-    if part.scheme.group_size == GROUP_K:
-        return replace(part, scales=part.scales[:, :1].expand(part.scales.shape))
-    return part
-
-
-def zero_points_every_64(part: QuantizedTensor) -> QuantizedTensor:
-    """Zero points are fetched once for 64 columns: at a group size of 32 every other group has its neighbour's."""
-    if part.scheme.format is not QuantFormat.INT4 or part.scheme.group_size != 32 or part.zero_points is None:
-        return part
-    groups = torch.arange(part.zero_points.shape[1]) // 2 * 2
-    return replace(part, zero_points=part.zero_points[:, groups])
-
-
-def zero_points_less_one(part: QuantizedTensor) -> QuantizedTensor:
-    """Zero points are stored less one in 4 bits, so that 0 comes back as 16."""
-    if part.scheme.format is not QuantFormat.INT4 or part.zero_points is None:
-        return part
-    stored = (part.zero_points.to(torch.int64) - 1) & 0xF
-    return replace(part, zero_points=stored + 1)
-
-
-def groups_of_128(part: QuantizedTensor) -> QuantizedTensor | torch.Tensor:
-    """The loop over a group ends after 128 columns: the second half of a group of 256 is left out."""
-    if part.scheme.group_size != 256:
-        return part
-    plain = part.dequantize()
-    plain[:, torch.arange(plain.shape[1]) % 256 >= 128] = 0
-    return plain
-
-
 K_TAILS = tuple(
     Mutant(
         f"gemm-k-not-multiple-{tile}",
@@ -244,33 +190,5 @@ MUTANTS = (
         "libraries that disagree about the order",
         "act_mul",
         gate_and_up_swapped,
-    ),
-    Mutant(
-        "row-scales-as-block-scales",
-        "one scale per row is read as one per block of 128, and the other way round",
-        "8-bit GEMM called with the scales of another scheme",
-        "prepare_weight",
-        placed(granularity_mistaken),
-    ),
-    Mutant(
-        "int4-zero-point-stale-at-32",
-        "groups of 32: every other group is unpacked with its neighbour's zero point",
-        "4-bit kernels that fetch zero points once for 64 columns",
-        "prepare_weight",
-        placed(zero_points_every_64),
-    ),
-    Mutant(
-        "int4-zero-point-wrapped",
-        "zero points are stored less one, and 0 wraps to 16",
-        "checkpoint formats that store zero points less one",
-        "prepare_weight",
-        placed(zero_points_less_one),
-    ),
-    Mutant(
-        "group-size-256",
-        "groups of 256: the second half of each group is left out",
-        "quantised kernels with a fixed largest group",
-        "prepare_weight",
-        placed(groups_of_128),
     ),
 )

@@ -1,7 +1,8 @@
-"""Quantisers in float64, and 8-bit floats decoded from their bits.
+"""Quantisers in float64, quantised weights, and 8- and 4-bit floats decoded from their bits.
 
     e4m3fn    s eeee mmm   bias 7   no infinities, NaN = s1111111, largest 448
     e4m3fnuz  s eeee mmm   bias 8   no infinities, no -0, NaN = 10000000, largest 240
+    e2m1      s ee m       bias 1   no infinities, no NaN, largest 6                      the codes of mxfp4
 
 value(code) and code(value) go through a table of all 256 codes, so that no dtype conversion of torch is trusted.
 """
@@ -13,7 +14,8 @@ import math
 
 import torch
 
-from octavo.core.backend import QuantFormat
+from octavo.conformance.oracle import gguf
+from octavo.core.backend import QuantFormat, QuantizedTensor
 
 LARGEST = {
     QuantFormat.INT8: 127.0,
@@ -37,6 +39,30 @@ def fp8_values(*, is_fnuz: bool) -> torch.Tensor:
         size = math.ldexp(mantissa, 1 - bias - 3) if exponent == 0 else math.ldexp(8 + mantissa, exponent - bias - 3)
         values.append(math.nan if is_nan else -size if sign else size)
     return torch.tensor(values, dtype=torch.float64)
+
+
+def e2m1_values() -> torch.Tensor:
+    """What each of the 16 codes of mxfp4 means, float64 [16]."""
+    sizes = [math.ldexp(code % 2, -1) if code < 2 else math.ldexp(2 + code % 2, code // 2 - 2) for code in range(8)]
+    return torch.tensor([*sizes, *(-size for size in sizes)], dtype=torch.float64)
+
+
+def dequantise(weight: QuantizedTensor) -> torch.Tensor:
+    """What a quantised weight means, float64 [N, K]: each element looks its own scale up."""
+    scheme = weight.scheme
+    if scheme.format.block is not None:
+        return gguf.decode(scheme.format, weight.codes_NK)
+    n, k = weight.codes_NK.shape
+    if scheme.format is QuantFormat.MXFP4:
+        values = e2m1_values()[weight.codes_NK.to(torch.int64)]
+    else:
+        values = decode(weight.codes_NK)
+    rows = torch.zeros(n, dtype=torch.int64) if scheme.group_size == -1 else torch.arange(n) // scheme.block_rows
+    columns = torch.arange(k) // scheme.group_size if scheme.group_size > 0 else torch.zeros(k, dtype=torch.int64)
+    at = (rows[:, None], columns[None, :])
+    if weight.zero_points is not None:
+        values = values - weight.zero_points.double()[at]
+    return values * weight.scales.double()[at]
 
 
 def decode(codes: torch.Tensor) -> torch.Tensor:
@@ -70,11 +96,13 @@ def codes_apart(codes: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
 
 
 def quantise(x_TK: torch.Tensor, quant_format: QuantFormat, group_size: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values of the codes [T, K] and fp32 scales [T, groups] or [1, 1], both widened to float64.
+    """Values of the codes [T, K] and fp32 scales [T, ceil(K / group_size)], [T, 1] or [1, 1], both widened to float64.
 
     scale = max|x| / largest code, rounded to fp32 (1 for a group of zeros); code = round-to-nearest-even(x / scale).
     """
     x = x_TK.double()
+    if group_size > 0:  # a group that is cut short is a group with zeros
+        x = torch.nn.functional.pad(x, (0, -x.shape[1] % group_size))
     groups = (
         x.reshape(1, 1, -1) if group_size == -1 else x[:, None] if group_size == 0 else x.unflatten(1, (-1, group_size))
     )
@@ -85,4 +113,4 @@ def quantise(x_TK: torch.Tensor, quant_format: QuantFormat, group_size: int = 0)
         codes = codes.round()
     else:
         codes = round_to_fp8(codes, is_fnuz=quant_format is QuantFormat.FP8_E4M3FNUZ)
-    return codes.reshape(x.shape), scale
+    return codes.reshape(x.shape)[:, : x_TK.shape[1]], scale

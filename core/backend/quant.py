@@ -87,7 +87,7 @@ class QuantScheme:
     Attributes:
         format: of the codes. MXFP4 has group_size 32; a GGUF format fixes everything but the activation.
         group_size: elements along K that share a scale; 0: one scale per row; -1: one per tensor, which is each part
-            that is placed (the fused q, k and v have three). K need be no multiple of it: the last group is then shorter.
+            that is placed (fused q, k and v have three). K need be no multiple of it: the last group is then shorter.
         symmetric: no zero points.
         activation: format to which activations are quantised for the product; None keeps them as they are.
         block_rows: rows of the weight that share a scale; above 1 only with a positive group_size.
