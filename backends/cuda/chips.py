@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from octavo.backends.common.chip import Chip
@@ -36,6 +37,22 @@ H200 = Chip(
     flops=_HOPPER_FLOPS,
     fp8="e4m3fn",
 )
-CHIPS = (H100, H200)
+B200 = replace(
+    H200,
+    name="NVIDIA B200",
+    arch="sm_100",
+    num_units=148,
+    memory_bytes=180 * 10**9,
+    bandwidth_bytes_per_s=8e12,
+    flops=MappingProxyType(
+        {"bfloat16": 2250e12, "float16": 2250e12, "float8": 4500e12, "int8": 4500e12, "float32": 80e12}
+    ),
+)
+CHIPS = (H200, H100)
+"""What the backend runs on."""
+
+BUILDABLE = (*CHIPS, B200)
+"""What its kernels are compiled for; nothing was tuned for the ones that it doesn't run on."""
+
 DEFAULT = H200
 """What kernels are cut to where no device is present."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from octavo.backends.common.chip import Chip
@@ -21,6 +22,24 @@ MI300X = Chip(
     ),
     fp8="e4m3fnuz",
 )
+MI355X = replace(
+    MI300X,
+    name="AMD Instinct MI355X",
+    arch="gfx950",
+    num_units=256,
+    shared_bytes=160 * 1024,
+    memory_bytes=288 * 10**9,
+    bandwidth_bytes_per_s=8e12,
+    flops=MappingProxyType(
+        {"bfloat16": 2500e12, "float16": 2500e12, "float8": 5000e12, "int8": 5000e12, "float32": 157e12}
+    ),
+    fp8="e4m3fn",
+)
 CHIPS = (MI300X,)
+"""What the backend runs on."""
+
+BUILDABLE = (*CHIPS, MI355X)
+"""What its kernels are compiled for; nothing was tuned for the ones that it doesn't run on."""
+
 DEFAULT = MI300X
 """What kernels are cut to where no device is present."""
