@@ -1,6 +1,6 @@
-"""The builds of a backend: every launch of every scenario, under every set of launch parameters that can serve it.
+"""The builds of a backend: every launch of every workload, under every set of launch parameters that can serve it.
 
-    for each scenario, for each entry of the tuning table that it may ask for:
+    for each workload, for each entry of the tuning table that it may ask for:
         the ops run on tensors without data, their launches are noted, equal ones once       ──► Build
 
 Costs nothing of a compiler until `build()`.
@@ -20,12 +20,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from octavo.backends.common.aot.compile import compile_launch
 from octavo.backends.common.aot.occupancy import filled_share, programs_per_unit
 from octavo.backends.common.aot.roofline import predict
-from octavo.backends.common.aot.scenarios import META, Scenario, scenarios
 from octavo.backends.common.chip import Chip
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.launch import LaunchRecord, Recorder
 from octavo.backends.common.tuning import PinnedTable, TuningTable
+from octavo.core.backend import KVCache, KVCacheSpec, KVLayout, KVPool, torch_kv_view
 from octavo.core.backend.builds import BuildResult
+from octavo.core.backend.workloads import Tensors, Workload, workloads
+
+META = torch.device("meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Build:
 
     Attributes:
         read: the backend's module that reads compiled kernels.
-        is_default: whether the scenario gets these launch parameters without being told to.
+        is_default: whether the workload gets these launch parameters without being told to.
     """
 
     name: str
@@ -43,22 +46,22 @@ class Build:
     chip: Chip
     read: ModuleType
     record: LaunchRecord
-    scenario: Scenario
+    workload: Workload
     is_default: bool
 
     def build(self) -> BuildResult:
         compiled = compile_launch(self.record, self.chip)
         figures = self.read.read(compiled)
-        faults = self.read.faults(compiled, figures, self.chip, wide_loads=self.scenario.wide_loads)
+        faults = self.read.faults(compiled, figures, self.chip, wide_loads=self.workload.wide_loads)
         return BuildResult(figures | self._expected(figures), tuple(faults))
 
     def _expected(self, figures: dict[str, float]) -> dict[str, float]:
-        """Occupancy, and the roofline of the scenario. A merge or a second pass is counted with its scenario's work."""
+        """Occupancy, and the roofline of the workload. A merge or a second pass is counted with its workload's work."""
         per_unit = programs_per_unit(self.chip, self.read.footprint(figures))
         grid = math.prod(self.record.grid)
         in_flight = per_unit * self.chip.num_units * self.read.bytes_per_turn(figures)
         filled = filled_share(self.chip, grid, per_unit)
-        prediction = predict(self.chip, self.scenario.cost, filled=filled, bytes_in_flight=in_flight)
+        prediction = predict(self.chip, self.workload.cost, filled=filled, bytes_in_flight=in_flight)
         return {
             "programs_per_unit": per_unit,
             "programs": grid,
@@ -76,26 +79,26 @@ def list_builds(make_ops: Callable[[Gpu], Any], chip: Chip, table: TuningTable, 
     """
     fp8 = torch.float8_e4m3fn if chip.fp8 == "e4m3fn" else torch.float8_e4m3fnuz
     builds: dict[tuple[Any, ...], Build] = {}
-    for scenario in scenarios(fp8):
-        for label, records in _launches(make_ops, chip, table, scenario):
+    for workload in workloads(fp8):
+        for label, records in _launches(make_ops, chip, table, workload):
             for record in records:
-                key = (scenario.op, *identity(record))
-                name = f"{scenario.op}.{record.kernel.__name__}/{scenario.name}-{label}"
-                build = Build(name, scenario.op, chip.arch, chip, read, record, scenario, label == "default")
+                key = (workload.op, *identity(record))
+                name = f"{workload.op}.{record.kernel.__name__}/{workload.name}-{label}"
+                build = Build(name, workload.op, chip.arch, chip, read, record, workload, label == "default")
                 builds.setdefault(key, build)
     return list(builds.values())
 
 
 def _launches(
-    make_ops: Callable[[Gpu], Any], chip: Chip, table: TuningTable, scenario: Scenario
+    make_ops: Callable[[Gpu], Any], chip: Chip, table: TuningTable, workload: Workload
 ) -> Iterator[tuple[str, list[LaunchRecord]]]:
-    """What a scenario starts: as the table has it, and under each entry that fits a question it asks."""
+    """What a workload starts: as the table has it, and under each entry that fits a question it asks."""
 
     def run(pinned: PinnedTable) -> list[LaunchRecord]:
         recorder = Recorder()
         ops = make_ops(Gpu(META, chip, recorder, pinned))
-        if hasattr(ops, scenario.op) and ops.supports(scenario.op, scenario.spec) is None:
-            scenario.call(ops)
+        if hasattr(ops, workload.op) and ops.supports(workload.op, workload.spec) is None:
+            workload.prepare(ops, Tensors(META, _kv_cache))()
         return recorder.records
 
     default = PinnedTable(table)
@@ -106,6 +109,12 @@ def _launches(
             records = run(pinned)
             if pinned.was_taken:
                 yield f"{kernel}.{index}", records
+
+
+def _kv_cache(spec: KVCacheSpec, num_blocks: int) -> KVCache:
+    layout = KVLayout.NHD if spec.v_head_dim else KVLayout.MLA
+    storage = torch.empty(num_blocks * spec.block_bytes, dtype=torch.uint8, device=META)
+    return torch_kv_view(KVPool(num_blocks, spec.block_bytes, storage), spec, layout)
 
 
 def identity(record: LaunchRecord) -> tuple[Any, ...]:

@@ -1,0 +1,86 @@
+"""What a workload is: a call, what it asks of `supports`, and its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from octavo.core.backend.kv import KVCache, KVCacheSpec
+from octavo.core.backend.quant import QuantFormat
+from octavo.core.backend.specs import OpSpec
+
+BF16, F32, INT32, INT64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Work of one call, or of one launch in it.
+
+    Attributes:
+        bytes: read from and written to the device's memory, each byte once.
+        flops: a multiply-add counted twice, by operand ("bfloat16", "float16", "float8", "int8", "float32").
+    """
+
+    bytes: float
+    flops: Mapping[str, float] = field(default_factory=dict)
+
+    def __add__(self, other: Cost) -> Cost:
+        operands = {**self.flops, **other.flops}
+        return Cost(
+            self.bytes + other.bytes,
+            {operand: self.flops.get(operand, 0) + other.flops.get(operand, 0) for operand in operands},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """Makes a workload's tensors on one device; on "meta" they hold no data.
+
+    Attributes:
+        make_kv: (spec, number of blocks) -> a layer's KV cache, in the backend's layout.
+    """
+
+    device: torch.device
+    make_kv: Callable[[KVCacheSpec, int], KVCache]
+
+    def normal(self, *shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+        """Small numbers of both signs."""
+        if dtype.itemsize == 1:
+            return self.normal(*shape).to(dtype)
+        return torch.empty(shape, dtype=dtype, device=self.device).normal_(std=0.1)
+
+    def empty(self, *shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+        """For outputs."""
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        """A host tensor's copy: indices, which must be valid ones."""
+        return values.to(self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One call of one op.
+
+    Attributes:
+        name: stable, of letters, digits and "-".
+        spec: what `supports` is asked first.
+        prepare: makes the tensors and returns the call, which may be made again and again.
+        cost: of one call.
+        wide_loads: its speed hangs on loads of 16 bytes.
+    """
+
+    name: str
+    op: str
+    spec: OpSpec
+    prepare: Callable[[Any, Tensors], Callable[[], None]]
+    cost: Cost
+    wide_loads: bool = False
+
+
+def fp8_format(fp8: torch.dtype) -> QuantFormat:
+    """The weight format of a device's 8-bit float."""
+    return QuantFormat.FP8_E4M3FN if fp8 is torch.float8_e4m3fn else QuantFormat.FP8_E4M3FNUZ

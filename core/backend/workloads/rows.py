@@ -1,0 +1,116 @@
+"""Ops on rows: norm, gate, quantiser, sampling, routing, adapters."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from octavo.core.backend.quant import QuantScheme
+from octavo.core.backend.specs import LoraSpec, RowSpec
+from octavo.core.backend.workloads.base import BF16, F32, INT64, Cost, Tensors, Workload, fp8_format
+
+HIDDEN, INTERMEDIATE, VOCABULARY, EXPERTS, TOP_K = 4096, 14336, 128256, 128, 8
+Call = Callable[[], None]
+
+
+def workloads(fp8: torch.dtype | None) -> Iterator[Workload]:
+    for tokens in (64, 4096):
+        yield _norm(tokens)
+        yield _gate(tokens)
+        yield _route(tokens)
+        if fp8 is not None:
+            yield _quantize(tokens, fp8)
+    yield _sample(64)
+    yield _adapters(64)
+
+
+def _norm(tokens: int) -> Workload:
+    def prepare(ops: Any, tensors: Tensors) -> Call:
+        return functools.partial(
+            ops.rms_norm,
+            tensors.normal(tokens, HIDDEN),
+            tensors.normal(HIDDEN, dtype=F32),
+            out=tensors.empty(tokens, HIDDEN),
+            eps=1e-5,
+            residual=tensors.normal(tokens, HIDDEN),
+        )
+
+    spec = RowSpec(HIDDEN, BF16, "residual")
+    return Workload(f"norm-m{tokens}", "rms_norm", spec, prepare, Cost(tokens * 4 * HIDDEN * 2))
+
+
+def _gate(tokens: int) -> Workload:
+    def prepare(ops: Any, tensors: Tensors) -> Call:
+        pair = tensors.normal(tokens, 2 * INTERMEDIATE)
+        return functools.partial(ops.act_mul, pair, out=tensors.empty(tokens, INTERMEDIATE), gate="silu")
+
+    spec = RowSpec(2 * INTERMEDIATE, BF16, "silu")
+    return Workload(f"silu-m{tokens}", "act_mul", spec, prepare, Cost(tokens * 3 * INTERMEDIATE * 2))
+
+
+def _quantize(tokens: int, fp8: torch.dtype) -> Workload:
+    scheme = QuantScheme(fp8_format(fp8), 128)
+
+    def prepare(ops: Any, tensors: Tensors) -> Call:
+        return functools.partial(
+            ops.quantize,
+            tensors.normal(tokens, HIDDEN),
+            scheme,
+            out=tensors.empty(tokens, HIDDEN, dtype=fp8),
+            scales=tensors.empty(tokens, HIDDEN // 128, dtype=F32),
+        )
+
+    spec = RowSpec(HIDDEN, BF16, str(scheme.format), 128)
+    return Workload(f"fp8-groups-m{tokens}", "quantize", spec, prepare, Cost(tokens * 3 * HIDDEN))
+
+
+def _route(tokens: int) -> Workload:
+    def prepare(ops: Any, tensors: Tensors) -> Call:
+        return functools.partial(
+            ops.moe_route,
+            tensors.normal(tokens, EXPERTS, dtype=F32),
+            top_k=TOP_K,
+            out_weights=tensors.empty(tokens, TOP_K, dtype=F32),
+            out_ids=tensors.empty(tokens, TOP_K, dtype=INT64),
+        )
+
+    spec = RowSpec(EXPERTS, F32, "softmax", TOP_K)
+    return Workload(f"experts-m{tokens}", "moe_route", spec, prepare, Cost(tokens * (4 * EXPERTS + 12 * TOP_K)))
+
+
+def _sample(rows: int) -> Workload:
+    def prepare(ops: Any, tensors: Tensors) -> Call:
+        return functools.partial(
+            ops.sample,
+            tensors.normal(rows, VOCABULARY, dtype=F32),
+            tensors.of(torch.full((rows,), 0.8)),
+            tensors.of(torch.full((rows,), 50)),
+            tensors.of(torch.full((rows,), 0.95)),
+            tensors.of(torch.zeros(rows)),
+            tensors.of(torch.linspace(0, 0.99, rows)),
+            out=tensors.empty(rows, dtype=INT64),
+        )
+
+    return Workload(f"vocabulary-m{rows}", "sample", RowSpec(VOCABULARY, F32), prepare, Cost(rows * VOCABULARY * 4))
+
+
+def _adapters(tokens: int) -> Workload:
+    rank, adapters = 16, 8
+
+    def prepare(ops: Any, tensors: Tensors) -> Call:
+        return functools.partial(
+            ops.lora_gemm,
+            tensors.normal(tokens, HIDDEN),
+            [tensors.normal(rank, HIDDEN) for _ in range(adapters)],
+            [tensors.normal(HIDDEN, rank) for _ in range(adapters)],
+            tensors.of(torch.ones(adapters)),
+            tensors.of(torch.arange(tokens) % adapters),
+            out=tensors.normal(tokens, HIDDEN),
+        )
+
+    moved = tokens * 3 * HIDDEN * 2 + adapters * 2 * HIDDEN * rank * 2
+    cost = Cost(moved, {"bfloat16": 4.0 * tokens * HIDDEN * rank})
+    return Workload(f"adapters-m{tokens}", "lora_gemm", LoraSpec(HIDDEN, HIDDEN, rank, BF16), prepare, cost)
