@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.backends.common.chip import Chip
-from octavo.backends.common.cost import Cost
+from octavo.core.backend.workloads import Cost
 
 LATENCY_S = 0.8e-6
 """From a load to its data, under load; the same order on HBM2e and HBM3."""
