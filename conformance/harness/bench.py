@@ -25,6 +25,7 @@ from octavo.core.backend import (
     CacheSpec,
     Communicator,
     DeviceBackend,
+    GemmSpec,
     KVCache,
     OpChoice,
     OpSet,
@@ -65,6 +66,7 @@ class Bench:
         self._buffers = {t.name: GuardedBuffer(t, backend, poison) for t in trial.tensors}
         self._pools = {p.name: PoolOnDevice(p, backend, opset, poison) for p in trial.pools}
         self._weights = {w.name: self._place(w) for w in trial.weights}
+        self._looked_up = next((w.spec for w in trial.weights if isinstance(w.spec, GemmSpec)), None)
         backend.synchronize()
 
     # -- for a trial's run ------------------------------------------------------------------------------------
@@ -81,7 +83,8 @@ class Bench:
     def op(self, op: str, spec: OpSpec) -> Callable[..., Any]:
         """The op as the engine would call it. A KV layout in the spec is replaced by the backend's own."""
         # Contiguous keys lie in no pool, whatever pools the trial has besides.
-        return self.opset.bind(op, spec if op == "attention" else self.localized(spec))
+        where = spec if op == "attention" else self.localized(spec)
+        return self.opset.bind(op, where, product=self._looked_up if op == "embed" else None)
 
     def localized(self, spec: OpSpec) -> OpSpec:
         """The spec with the layout in which this backend keeps the trial's pools."""

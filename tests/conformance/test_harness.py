@@ -102,6 +102,54 @@ def test_a_refusal_needs_supports_and_the_op_to_agree() -> None:
     honest.supports = lambda op, spec: Unsupported("no norm")
     assert judge(families()[NORM], HostBackend(honest), 1).status is Status.FALLBACK
     assert judge(families()[NORM], HostBackend(honest), 1, strict=True).status is Status.UNSUPPORTED
+    lacking = broken((), lambda _: refuse)
+    lacking.supports = lambda op, spec: Unsupported("no norm")
+    hides = judge(families()[NORM], HostBackend(lacking), 1, strict=True)
+    assert hides.status is Status.FAIL
+    assert "supports() refused (no norm), and the op, called all the same, ran: it must raise" in hides.detail
+
+
+def test_an_op_that_is_not_there_may_be_refused() -> None:
+    assert judge(families()[NORM], HostBackend(NoOps()), 1, strict=True).status is Status.UNSUPPORTED
+
+
+def test_a_refused_composite_is_a_refusal_and_no_lie() -> None:
+    """Without its own gate the product is taken apart, and strictly the part that is missing is refused."""
+    gated = next(case for name, case in families().items() if case.op == "gemm" and case.spec.gate)
+
+    def no_gate(*args: Any, epilogue: Any = None, **kwargs: Any) -> None:
+        if epilogue is not None and epilogue.gate:
+            raise UnsupportedOp("no gate")
+        product(*args, epilogue=epilogue, **kwargs)
+
+    ops = broken(("gemm",), lambda _: no_gate)
+    product = HostBackend().ops.gemm
+    ops.supports = lambda op, spec: None if op == "gemm" and not spec.gate else Unsupported(f"no {op} like that")
+    assert judge(gated, HostBackend(ops), 1).status in (Status.PASS, Status.FALLBACK)
+    assert judge(gated, HostBackend(ops), 1, strict=True).status is Status.UNSUPPORTED
+
+
+@pytest.mark.parametrize("period", [2, 3])
+def test_supports_that_changes_its_mind_is_found(period: int) -> None:
+    turns = iter(range(10**6))
+    fickle = broken((), lambda honest: honest)
+    fickle.supports = lambda op, spec: Unsupported("not now") if next(turns) % period == period - 1 else None
+    result = judge(families()[NORM], HostBackend(fickle), 1)
+    assert result.status is Status.FAIL
+    assert "supports() is not pure: it answered" in result.detail
+
+
+def test_an_own_lookup_without_an_own_product_is_a_truthful_fallback() -> None:
+    """The reference packs the weight, and looks its rows up: the backend's embed is never given what it can't read."""
+
+    def own_packing_only(*_: Any, **__: Any) -> None:
+        raise AssertionError("a packing that this backend can't read")
+
+    looks_up = broken(("embed",), lambda _: own_packing_only)
+    looks_up.supports = lambda op, spec: None if op == "embed" else Unsupported(f"no {op}")
+    result = judge(families()["embed/float32-t9-257x64"], HostBackend(looks_up), 1)
+    assert result.status is Status.FALLBACK
+    assert result.detail == "the reference packed its weight, since no gemm"
 
 
 def test_gaps_turn_failures_into_xfail_and_passes_into_xpass() -> None:
