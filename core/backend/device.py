@@ -33,6 +33,7 @@ class Capabilities:
         batch_invariant: a row's bits do not depend on the other rows of its batch.
         world_sizes: sizes of the groups that `communicator` can form on this machine's devices, ascending from 1.
         versions: of what lies below the backend, for reports: "driver", "firmware", "runtime", ….
+        is_emulated: another device does its work: what is measured here is no claim about the device named.
     """
 
     device_name: str
@@ -51,6 +52,7 @@ class Capabilities:
     batch_invariant: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     world_sizes: tuple[int, ...] = (1,)
+    is_emulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

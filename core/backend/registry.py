@@ -48,9 +48,14 @@ _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """A probe's yes, with a line about the device."""
+    """A probe's yes, with a line about the device.
+
+    Attributes:
+        is_emulated: another device does its work, for tests: taken by name only, never by "auto".
+    """
 
     detail: str = ""
+    is_emulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +226,14 @@ class BackendRegistry:
         refusals: list[str] = []
         for info in self.infos():
             answer = self.probe(info.name)
-            if isinstance(answer, Available):
+            if isinstance(answer, Available) and answer.is_emulated:
+                refusals.append(f"{info.name} (only emulated here; ask for it by name)")
+            elif isinstance(answer, Available):
                 skipped = f"; not {', not '.join(refusals)}" if refusals else ""
                 log.info("backend auto: %s (%s)%s", info.name, answer.detail, skipped)
                 return info
-            refusals.append(f"{info.name} ({answer})")
+            else:
+                refusals.append(f"{info.name} ({answer})")
         raise BackendUnavailable(f"no backend can run here: {', '.join(refusals) or 'none is known'}", field="backend")
 
     def create(

@@ -52,9 +52,11 @@ def _print_backends() -> None:
     for info in infos:
         answer = registry.probe(info.name)
         if isinstance(answer, Available):
-            mark = "  <- auto" if not auto_taken else ""
-            auto_taken = True
-            print(f"{info.name:<{width}}  available  {answer.detail}  [{info.distribution}]{mark}")
+            is_auto = not auto_taken and not answer.is_emulated
+            mark = "  <- auto" if is_auto else ""
+            auto_taken |= is_auto
+            state = "emulated" if answer.is_emulated else "available"
+            print(f"{info.name:<{width}}  {state:<9}  {answer.detail}  [{info.distribution}]{mark}")
         else:
             print(f"{info.name:<{width}}  refused    {answer}  [{info.distribution}]")
     if not infos:

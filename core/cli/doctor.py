@@ -122,7 +122,7 @@ def _backends() -> Iterator[Finding]:
     for info in registry.infos():
         answer = registry.probe(info.name)
         if isinstance(answer, Available):
-            any_available = True
+            any_available |= not answer.is_emulated
             yield Finding(f"backend {info.name}", answer.detail)
         else:
             yield Finding(f"backend {info.name}", f"can't run here: {answer.reason}", answer.remedy)
