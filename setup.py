@@ -105,7 +105,7 @@ setup(
     package_dir=package_dir,
     include_package_data=False,
     package_data={
-        "": ["py.typed", "*.toml", "*.md"],
+        "": ["py.typed", "*.toml", "*.md", "tuning/*.toml"],
         "octavo.conformance.report": ["page.html", "schema.json"],
         "octavo.core.cli": ["skeleton/*.in"],
         "octavo.backends.cpu": ["native/*.h", "native/*.inc", "native/*.cpp"],

@@ -70,7 +70,8 @@ class TuningTable:
     @classmethod
     def load(cls, folder: Traversable) -> TuningTable:
         """Every *.toml of a folder. Raises ConfigError naming the file and the entry that is wrong."""
-        files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+        found = folder.iterdir() if folder.is_dir() else ()  # a backend without kernels has none
+        files = sorted((f for f in found if f.name.endswith(".toml")), key=lambda f: f.name)
         return cls([entry for file in files for entry in read_entries(file.name, file.read_text())])
 
     @property
