@@ -65,9 +65,14 @@ class _Choice:
 class OpSet:
     """The ops of one device, gaps filled."""
 
-    def __init__(self, backend: DeviceBackend, *, strict: bool = False) -> None:
-        """strict: refuse fallbacks to the reference (`--strict-backend`)."""
+    def __init__(self, backend: DeviceBackend, *, strict: bool = False, package: str = "") -> None:
+        """
+        Args:
+            strict: refuse fallbacks to the reference (`--strict-backend`).
+            package: that brings the backend, for errors.
+        """
         self._name = backend.name
+        self._title = f"backend {backend.name} of package {package}" if package else f"backend {backend.name}"
         self._own = backend.ops
         self._empty: Callable[[int, torch.dtype], torch.Tensor] = lambda n, dtype: backend.empty(n, dtype=dtype)
         self._reference = ReferenceOps(backend.device)
@@ -124,7 +129,7 @@ class OpSet:
         missing = sorted({f"{c.op} ({c.reason})" for c in self._bound if c.implementation == "fallback"})
         if self._strict and missing:
             raise BackendUnavailable(
-                f"--strict-backend: backend {self._name} has no kernel of its own for {'; '.join(missing)}; "
+                f"--strict-backend: {self._title} has no kernel of its own for {'; '.join(missing)}; "
                 "run without the flag to let the reference ops fill in"
             )
 
@@ -155,7 +160,7 @@ class OpSet:
     def _refusal(self, op: str, spec: OpSpec) -> str | None:
         if not self._has(op):
             return f"{self._name} has no {op}"
-        answer = supported(self._name, self._own, op, spec)
+        answer = _supported(self._title, self._own, op, spec)
         return None if answer is None else answer.reason
 
     def _has(self, name: str) -> bool:
@@ -198,21 +203,21 @@ class OpSet:
             log.warning("%s runs on the reference (slow): %s", choice.op, choice.reason)
 
 
-def supported(name: str, ops: Ops, op: str, spec: OpSpec) -> Unsupported | None:
-    """What backend `name` says of an op that it brings. Raises BackendUnavailable where that is no answer."""
+def _supported(title: str, ops: Ops, op: str, spec: OpSpec) -> Unsupported | None:
+    """What a backend says of an op that it brings. Raises BackendUnavailable where that is no answer."""
     try:
         answer = ops.supports(op, spec)
     except Exception as error:
-        raise BackendUnavailable(
-            f"supports({op!r}, …) of backend {name} failed: {type(error).__name__}: {error}; it must answer None or "
-            f"Unsupported(reason): upgrade the package of {name} or report it to its authors",
-            field="backend",
-        ) from error
+        raise _no_answer(title, op, f"failed: {type(error).__name__}: {error}") from error
     if answer is None or isinstance(answer, Unsupported):
         return answer
-    raise BackendUnavailable(
-        f"supports({op!r}, …) of backend {name} answered {answer!r}; it must answer None or Unsupported(reason): "
-        f"upgrade the package of {name} or report it to its authors",
+    raise _no_answer(title, op, f"answered {answer!r}")
+
+
+def _no_answer(title: str, op: str, what: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"supports({op!r}, …) of {title} {what}; it must answer None or Unsupported(reason): "
+        "upgrade the package or report it to its authors",
         field="backend",
     )
 

@@ -55,17 +55,19 @@ class Worker:
         layer_overrides = replaced_layers(info.distribution, load_layer_overrides(info))
         self._backend = _make(registry, info, config)
         try:
-            self._load(config, checkpoint, layer_overrides)
+            self._load(config, checkpoint, info.distribution, layer_overrides)
         except BaseException:
             self.close()
             raise
 
-    def _load(self, config: EngineConfig, checkpoint: Checkpoint, layer_overrides: Mapping[str, type]) -> None:
+    def _load(
+        self, config: EngineConfig, checkpoint: Checkpoint, package: str, layer_overrides: Mapping[str, type]
+    ) -> None:
         backend = self._backend
         facts = read_config(checkpoint.config)
         sizes = resolve_sizes(config, checkpoint.config, facts, backend.capabilities)
         check_weights_fit(facts.parameter_count().nbytes(sizes.dtype), sizes, backend.memory_info().free_bytes)
-        self._opset = OpSet(backend, strict=config.strict_backend)
+        self._opset = OpSet(backend, strict=config.strict_backend, package=package)
         self._model = _build(checkpoint, sizes, backend, self._opset, layer_overrides)
         targets = self._model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
         load_weights(checkpoint, targets, progress=None if config.progress else False)
