@@ -122,15 +122,14 @@ def _faults(point: Point) -> frozenset[str]:
     return frozenset(small | ({names[point.tokens]} if point.tokens in names else set()))
 
 
-def segment_bounds(point: Point, draw: Draw) -> list[int]:
+def segment_bounds(experts: int, tokens: int, segments: str, draw: Draw) -> list[int]:
     """E + 1 bounds of the rows."""
-    experts, tokens = point.experts, point.tokens
-    if point.segments == "one":
+    if segments == "one":
         owners = [draw.permutation(experts)[0]] * tokens
-    elif point.segments == "ragged":
+    elif segments == "ragged":
         owners = sorted(draw.pick(range(experts)) for _ in range(tokens))
     else:
-        step = 2 if point.segments == "empty" else 1
+        step = 2 if segments == "empty" else 1
         owners = sorted(t * step % experts for t in range(tokens))
     counts = [owners.count(e) for e in range(experts)]
     return [sum(counts[:e]) for e in range(experts + 1)]
@@ -144,7 +143,7 @@ def build_exact(point: Point, draw: Draw) -> Trial:
     delta = _gated_delta(point, draw) if point.gate else None
     drawn = product(draw, point.tokens, rows, point.k, limit=2 ** (bits - 1), operand_bits=operands, delta_NJ=delta)
     x, w = drawn.x_MK.to(point.dtype), drawn.w_NK.to(point.stored).view(point.experts, point.n, point.k)
-    bounds = segment_bounds(point, draw)
+    bounds = segment_bounds(point.experts, point.tokens, point.segments, draw)
 
     def check(outputs: Outputs) -> list[Finding]:
         pieces = [oracle.gemm(x[bounds[e] : bounds[e + 1]], w[e], gate=point.gate).out for e in range(point.experts)]
@@ -167,7 +166,7 @@ def build_statistical(point: Point, draw: Draw) -> Trial:
     x = draw.normal(point.tokens, point.k, mean=0.1, dtype=point.dtype)
     size = torch.exp2(draw.integers(-2, 2, point.experts, 1, 1))
     w = (draw.normal(point.experts, point.n, point.k, mean=0.02, std=point.k**-0.5) * size).to(point.stored)
-    bounds = segment_bounds(point, draw)
+    bounds = segment_bounds(point.experts, point.tokens, point.segments, draw)
 
     def check(outputs: Outputs) -> list[Finding]:
         spans = [slice(bounds[e], bounds[e + 1]) for e in range(point.experts)]

@@ -4,8 +4,9 @@
     quantize.statistical/…  normal numbers: scales to 2 ulp, codes within one
 
 Half-way values show the rounding: to nearest even, not up, not away from zero, not truncated. Rows of zeros have scale
-1. "tiny" rows are so small that max / 127 is a subnormal number of one digit, and x / scale passes the largest code:
-the conversion must saturate. It asks for subnormal numbers, which some devices flush, so it belongs to `quant` only.
+1. The last group of a row may be cut short. "tiny" rows are so small that max / 127 is a subnormal number of one digit,
+and x / scale passes the largest code: the conversion must saturate. It asks for subnormal numbers, which some devices
+flush, so it belongs to `quant` only.
 """
 
 from __future__ import annotations
@@ -59,12 +60,6 @@ class Point:
     def scheme(self) -> QuantScheme:
         return QuantScheme(self.quant_format, self.group_size)
 
-    @property
-    def scale_shape(self) -> tuple[int, int]:
-        if self.group_size == -1:
-            return (1, 1)
-        return self.tokens, self.k // self.group_size if self.group_size else 1
-
 
 def cases() -> Iterable[Case]:
     for point in _points():
@@ -94,6 +89,8 @@ def _points() -> Iterable[Point]:
             for group_size in (0, 32, 64, 128, -1):
                 yield at("exact", group_size=group_size, tokens=5, k=256)
                 yield at("statistical", group_size=group_size, tokens=17, k=384)
+            for group_size in (32, 128):
+                yield at("exact", group_size=group_size, tokens=3, k=200)
             for tokens, k in ((0, 64), (1, 33), (65, 100), (3, 4097)):
                 yield at("exact", group_size=0, tokens=tokens, k=k)
             yield at("exact", group_size=0, tokens=5, k=96, gap=32)
@@ -134,7 +131,7 @@ def build(point: Point, draw: Draw) -> Trial:
     tensors = (
         given("x", x, strides=row_strides(shape, point.gap) if point.gap else None),
         wanted("out", shape, point.quant_format.code_dtype),
-        wanted("scales", point.scale_shape, torch.float32),
+        wanted("scales", point.scheme.scale_shape(*shape), torch.float32),
     )
     return Trial(tensors, run, check, is_empty=point.tokens == 0)
 
@@ -146,12 +143,14 @@ def _on_codes(point: Point, draw: Draw) -> torch.Tensor:
     picks = draw.integers(0, len(grid) - 1, point.tokens, point.k, dtype=torch.int64)
     x = grid[picks].float() * draw.signs(point.tokens, point.k)
     group = point.group_size if point.group_size > 0 else point.k
-    grouped = x.view(point.tokens, point.k // group, group)
-    where = draw.integers(0, group - 1, *grouped.shape[:2], 1, dtype=torch.int64)
-    grouped.scatter_(2, where, float(ladder[-1]) * draw.signs(*grouped.shape[:2], 1))
+    for start in range(0, point.k, group):
+        part = x[:, start : start + group]
+        where = draw.integers(0, part.shape[1] - 1, point.tokens, 1, dtype=torch.int64)
+        part.scatter_(1, where, float(ladder[-1]) * draw.signs(point.tokens, 1))
+        if point.group_size != -1:
+            part *= torch.exp2(draw.integers(-3, 0, point.tokens, 1))
     if point.group_size == -1:
         return (x * torch.exp2(draw.integers(-3, 0, 1))).to(point.dtype)
-    grouped *= torch.exp2(draw.integers(-3, 0, *grouped.shape[:2], 1))
     if point.tokens > 2:
         x[1] = 0  # scale 1, codes 0
     return x.to(point.dtype)
