@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -25,7 +25,7 @@ from octavo.core.backend.device import DeviceBackend
 from octavo.core.backend.kv import AttentionMetadata
 from octavo.core.backend.ops import OP_NAMES, Ops, PackedWeight, StepPlan
 from octavo.core.backend.reference.ops import ReferenceOps
-from octavo.core.backend.specs import GemmSpec, GroupedGemmSpec, OpSpec, Unsupported, WeightSpec
+from octavo.core.backend.specs import GemmSpec, GroupedGemmSpec, OpSpec, RowSpec, Unsupported, WeightSpec
 from octavo.core.base.errors import BackendUnavailable, UnsupportedOp
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,8 @@ class OpSet:
 
         Args:
             product: for `embed`, what `prepare_weight` was given for the weight that is looked up: where the reference
-                packed it, the reference looks it up too, since nobody else can read it.
+                packed it, the reference looks it up too, since nobody else can read it. Where the backend packed it,
+                `supports()` is told how: `RowSpec.weight`.
 
         Raises:
             ValueError: a name that is no op.
@@ -143,8 +144,11 @@ class OpSet:
         return self._choices[key]
 
     def _decide(self, op: str, spec: OpSpec, product: GemmSpec | None) -> _Choice:
+        packed = None if product is None else self._own_product("gemm", product)
+        if packed is not None and isinstance(spec, RowSpec):
+            spec = replace(spec, weight=packed)
         reason = self._refusal(op, spec)
-        if reason is None and product is not None and self._own_product("gemm", product) is None:
+        if reason is None and product is not None and packed is None:
             reason = f"the reference packed its weight, since {self._resolve('gemm', product).reason}"
         if reason is None:
             return _Choice(op, spec, "own", own_share=1.0)

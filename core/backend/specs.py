@@ -170,12 +170,14 @@ class RowSpec:
         dtype: of the input rows.
         variant: what distinguishes calls of one op.
         extent: a second size where the op has one.
+        weight: of `embed`, as `prepare_weight` was asked for what is looked up; None where that is not known.
     """
 
     width: int
     dtype: torch.dtype
     variant: str = ""
     extent: int = 0
+    weight: WeightSpec | None = None
 
 
 OpSpec = GemmSpec | GroupedGemmSpec | LoraSpec | AttentionSpec | CacheSpec | RowSpec

@@ -5,6 +5,9 @@
 A replacement is a function from the core's class to a subclass of it, so that a vendor imports nothing but the public
 surface and keeps whatever it does not mean to change, above all how weights are loaded. Models ask
 `LayerContext.layer(RMSNorm)` for the class to build and contain no question about devices.
+
+A replacement with a `__call__` of its own may leave the core's op alone, or use it by `super().__call__`: the op counts
+as the model's once it is called (`LayerContext.bind`). Replacing Attention's `bind_kv` as well, it binds nothing at all.
 """
 
 from __future__ import annotations

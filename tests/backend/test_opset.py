@@ -285,9 +285,23 @@ def test_rows_are_looked_up_by_whoever_packed_the_weight(multiplies: bool) -> No
     (choice,) = (c for c in chosen.report() if c.op == "embed")
     if multiplies:
         assert (type(w), choice.implementation, choice.reason) == (Weight, "own", "")
+        assert choice.spec == replace(row, weight=product.weight)
     else:
         assert (type(w), choice.implementation, choice.calls) == (PlainWeight, "fallback", 1)
         assert choice.reason == "the reference packed its weight, since no gemm like that"
+
+
+def test_a_backend_may_refuse_to_look_rows_up_in_what_it_packed() -> None:
+    """Its product takes the weight quantised, and its embed plain rows only."""
+    ops = OwnLookup(multiplies=True)
+    ops._accept = lambda op, spec: op != "embed" or spec.weight.scheme is None
+    scheme = QuantScheme(QuantFormat.INT8)
+    product = GemmSpec(WeightSpec(8, 6, F64, scheme, embedding=True), F64, F64)
+    chosen = opset(ops)
+    chosen.bind("embed", RowSpec(6, F64, extent=8), product=product)
+    (choice,) = chosen.report()
+    assert (choice.implementation, choice.reason) == ("fallback", "no embed like that")
+    assert chosen.prepare_weight(product).spec.scheme == scheme
 
 
 # -- composites -------------------------------------------------------------------------------------------------
