@@ -27,6 +27,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         weights: dtypes that plain weights are stored in.
         computes: of each of these, what models compute in.
         world_sizes: groups of ranks that it forms on this machine.
+        is_emulated: another device does its work.
         versions: of drivers and the like, as the backend names them.
     """
 
@@ -46,6 +47,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     computes: dict[str, str] = {}
     world_sizes: tuple[int, ...] = (1,)
+    is_emulated: bool = False
 
     @classmethod
     def of(cls, capabilities: Capabilities) -> Facts:
@@ -67,6 +69,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             total_memory_bytes=capabilities.total_memory_bytes,
             versions=dict(capabilities.versions),
             world_sizes=capabilities.world_sizes,
+            is_emulated=capabilities.is_emulated,
             computes={dtype_name(weight): name for weight, name in names.items()},
         )
 

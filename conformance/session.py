@@ -246,12 +246,20 @@ def must_pass(profile: str) -> dict[str, str]:
 def verdict(settings: Settings, results: Sequence[CaseResult], facts: Facts) -> Verdict:
     profile = profile_named(settings.profile_name)
     reasons = profile.failures(results, is_deterministic=facts.deterministic)
-    return Verdict(
-        profile=profile.name,
-        is_met=not reasons,
-        is_claim=profile.is_claim and settings.only is None and not _lacks_groups(settings, facts),
-        reasons=reasons,
-    )
+    no_claim = _no_claim(settings, facts)
+    return Verdict(profile=profile.name, is_met=not reasons, is_claim=not no_claim, no_claim=no_claim, reasons=reasons)
+
+
+def _no_claim(settings: Settings, facts: Facts) -> str:
+    """Why the run says nothing about a device; empty when it does."""
+    profile = profile_named(settings.profile_name)
+    if facts.is_emulated:
+        return f"{facts.device_name} was not there, another device did its work"
+    if settings.only is not None:
+        return f"it was narrowed to {settings.only}"
+    if not profile.is_claim:
+        return f"the profile {profile.name} only exercises the suite"
+    return "cases of several ranks need worker processes" if _lacks_groups(settings, facts) else ""
 
 
 def _lacks_groups(settings: Settings, facts: Facts) -> bool:

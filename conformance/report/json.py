@@ -70,6 +70,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         is_claim: the whole profile was run, and it says something about a device.
+        no_claim: why it does not; empty where it does.
         reasons: why it is not met, a line per case.
     """
 
@@ -77,6 +78,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     is_met: bool
     is_claim: bool
     reasons: list[str]
+    no_claim: str = ""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

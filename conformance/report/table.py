@@ -92,9 +92,10 @@ def conclusion(report: Report) -> list[str]:
     """The verdict with its reasons."""
     verdict = report.verdict
     narrowed = f" ({report.run.only} only: no claim)" if report.run.only else ""
+    no_claim = [] if verdict.is_claim or narrowed else [f"no claim about a device: {verdict.no_claim}"]
     if verdict.is_met:
-        return [f"profile {verdict.profile}{narrowed}: met"]
-    lines = [f"profile {verdict.profile}{narrowed}: NOT met, for {len(verdict.reasons)} reasons"]
+        return [f"profile {verdict.profile}{narrowed}: met", *no_claim]
+    lines = [f"profile {verdict.profile}{narrowed}: NOT met, for {len(verdict.reasons)} reasons", *no_claim]
     lines += [f"  {reason}" for reason in verdict.reasons[:REASONS_SHOWN]]
     if len(verdict.reasons) > REASONS_SHOWN:
         lines.append(f"  … and {len(verdict.reasons) - REASONS_SHOWN} more; --json and --html hold them all")

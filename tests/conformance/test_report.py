@@ -14,13 +14,15 @@ import msgspec
 import pytest
 
 from octavo.conformance import provenance, suite
+from octavo.conformance.facts import Facts
 from octavo.conformance.finding import Finding
 from octavo.conformance.gaps import load_gaps
+from octavo.conformance.harness.host import HostBackend
 from octavo.conformance.harness.result import CaseResult, Status
 from octavo.conformance.report import html as page
 from octavo.conformance.report import json as file
 from octavo.conformance.report import matrix, table
-from octavo.conformance.session import Settings, conform
+from octavo.conformance.session import Settings, conform, verdict
 from octavo.conformance.version import must_pass_hash
 from octavo.core.backend import API_VERSION, BackendInfo
 from octavo.core.base.errors import ConfigError
@@ -52,6 +54,23 @@ def test_the_schema_that_is_checked_in_is_the_schema_of_the_code() -> None:
         "the report's structs have changed: raise SCHEMA_VERSION in conformance/report/json.py, then "
         "octavo conform schema > conformance/report/schema.json"
     )
+
+
+def test_an_emulated_device_makes_no_claim_and_the_report_says_why() -> None:
+    whole = Settings(backend="acme", profile="smoke")
+    real, emulated = (Facts.of(HostBackend(is_emulated=it).capabilities) for it in (False, True))
+    assert verdict(whole, [], real).is_claim
+    judged = verdict(whole, [], emulated)
+    assert not judged.is_claim
+    assert judged.no_claim == "host was not there, another device did its work"
+
+
+def test_a_whole_run_that_is_no_claim_says_so(report: file.Report) -> None:
+    judged = msgspec.structs.replace(report.verdict, is_claim=False, no_claim="the chip was not there")
+    whole = msgspec.structs.replace(report.run, only="")
+    shown = msgspec.structs.replace(report, run=whole, verdict=judged)
+    assert table.conclusion(shown)[-1] == "no claim about a device: the chip was not there"
+    assert "the chip was not there" in page.render(shown)
 
 
 def test_a_report_fits_its_schema(report: file.Report) -> None:
