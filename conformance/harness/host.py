@@ -18,6 +18,7 @@ from octavo.core.backend import (
     AttentionMetadata,
     Capabilities,
     Communicator,
+    HostDevice,
     KVCache,
     KVCacheSpec,
     KVLayout,
@@ -25,12 +26,8 @@ from octavo.core.backend import (
     MemoryInfo,
     Ops,
     OpSpec,
-    PlainProgram,
-    Program,
     ReferenceOps,
     SingleRank,
-    StepBuffers,
-    StepFunction,
     StepPlan,
     Unsupported,
     torch_kv_view,
@@ -61,16 +58,8 @@ class NoOps:
         return StepPlan(meta)
 
 
-class _Done:
-    def wait(self) -> None:
-        return
-
-    def done(self) -> bool:
-        return True
-
-
-class HostBackend:
-    """A DeviceBackend over plain host tensors."""
+class HostBackend(HostDevice):
+    """A DeviceBackend over plain host tensors, in any layout."""
 
     def __init__(
         self,
@@ -89,7 +78,6 @@ class HostBackend:
             capabilities: fields of Capabilities that differ from CAPABILITIES.
         """
         self.name = name
-        self.device = torch.device("cpu")
         self.ops = cast(Ops, ops if ops is not None else ReferenceOps(self.device))
         self.capabilities = replace(CAPABILITIES, **capabilities)
         self._layout = layout
@@ -98,21 +86,6 @@ class HostBackend:
     def memory_info(self) -> MemoryInfo:
         return MemoryInfo(2**40, 2**40)
 
-    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype)
-
-    def from_host(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        if out is None:
-            return x.clone()
-        out[: x.shape[0]].copy_(x)
-        return out[: x.shape[0]]
-
-    def to_host(self, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    def allocate_kv_pool(self, num_blocks: int, block_bytes: int) -> KVPool:
-        return KVPool(num_blocks, block_bytes, torch.empty(num_blocks * block_bytes, dtype=torch.uint8))
-
     def kv_view(self, pool: KVPool, spec: KVCacheSpec) -> KVCache:
         if spec.v_head_dim == 0:
             return torch_kv_view(pool, spec, KVLayout.MLA)
@@ -120,27 +93,12 @@ class HostBackend:
             return _interleaved(pool, spec)
         return torch_kv_view(pool, spec, self._layout)
 
-    def compile(self, step: StepFunction, bucket: int | None, buffers: StepBuffers | None) -> Program:
-        return PlainProgram(step)
-
-    def record_event(self) -> _Done:
-        return _Done()
-
-    def synchronize(self) -> None:
-        return
-
-    def export_memory(self, pool: KVPool) -> Any:
-        return None
-
     def communicator(self, rank: int, world_size: int, address: str) -> Communicator:
         if world_size == 1:
             return SingleRank()
         from octavo.backends.common.comm import gloo_communicator  # only groups need torch.distributed
 
         return gloo_communicator(rank, world_size, address)
-
-    def close(self) -> None:
-        return
 
 
 def _interleaved(pool: KVPool, spec: KVCacheSpec) -> KVCache:
