@@ -147,6 +147,36 @@ def norm_bound(out: torch.Tensor, *, width: int, dtype: torch.dtype) -> Bound:
     return Bound(element, sigma, u_o)
 
 
+def sum_error(messages: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
+    """What the sum of the ranks' messages [W, T, M] may be off by before anything is added to it, [T, M].
+
+    W additions in fp32, and one rounding to dtype, doubled as for outputs: 2u_o|Σx| + W·u32·Σ|x|. A group of one adds
+    nothing.
+    """
+    world = messages.shape[0]
+    if world == 1:
+        return torch.zeros(messages.shape[1:], dtype=torch.float64)
+    wide = messages.double()
+    return 2 * UNIT[dtype] * wide.sum(0).abs() + world * U32 * wide.abs().sum(0) + SUBNORMAL.get(dtype, 0.0)
+
+
+def reduced_norm_bound(
+    total: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, error: torch.Tensor, dtype: torch.dtype
+) -> Bound:
+    """RMSNorm of a sum that is itself off by `error`. total, out, error [T, M]; out is the norm of total.
+
+    Every element brings its own error, times what the norm makes of it: |w|·r·error = |out / total|·error, written with
+    r since total may be 0. The mean of squares takes the errors of all elements, in the worst case in one direction: r
+    is off by the factor 1 + rms(error)/rms(total). Besides, whatever norm_bound allows.
+    """
+    plain = norm_bound(out, width=total.shape[-1], dtype=dtype)
+    size = total.square().mean(-1, keepdim=True).sqrt().clamp_min(2.0**-126)
+    own = weight.double().abs() / size * error
+    common = out.abs() * error.square().mean(-1, keepdim=True).sqrt() / size
+    sigma = (plain.sigma.square() + (own.square() + common.square()) / 4).sqrt()
+    return Bound(plain.element + own + common, sigma, plain.unit)
+
+
 def norm_error(width: int) -> float:
     """What all elements of a normalised row share as a relative error, see norm_bound; 4 standard deviations."""
     return U32 * (2 * math.sqrt(width) + 6)

@@ -26,7 +26,8 @@ def test_caught(name: str) -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_reference_passes_what_catches_it(name: str) -> None:
     case = families()[try_mutant(MUTANTS[name], SEED).caught_by]
-    result = judge(case, HostBackend(**MUTANTS[name].backend), SEED)
+    host, *peers = (HostBackend(**MUTANTS[name].backend) for _ in range(case.world))
+    result = judge(case, host, SEED, peers=peers)
     assert result.status is Status.PASS, result.detail
 
 
