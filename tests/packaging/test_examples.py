@@ -21,7 +21,7 @@ from tests.packaging.isolated import ROOT, Environment
 
 EXAMPLES = ROOT / "examples"
 NIGHTLY = os.environ.get("OCTAVO_NIGHTLY") == "1"
-pytestmark = pytest.mark.timeout(3600 if NIGHTLY else 300)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +129,11 @@ def test_it_is_served(server: str, wanted: list[list[int]]) -> None:
     assert reply.json()["usage"]["completion_tokens"] == len(wanted[0])
 
 
-def test_acme_passes_conformance(environment: Environment) -> None:
-    """The whole of `core`, by its own command: under two minutes on two cores."""
-    done = environment.run(
-        "octavo conform --backend acme --profile core --timeout 600 --json acme.json", timeout_s=3600
-    )
+@pytest.mark.timeout(900)
+def test_acme_earns_core(environment: Environment) -> None:
+    """All of it, by the command that its README gives: 979 cases in 105 s on two idle cores."""
+    command = "octavo conform --backend acme --profile core --timeout 600 --json acme.json"
+    done = environment.run(command, timeout_s=900)
     assert done.returncode == 0, done.stdout
     assert done.stdout.rstrip().endswith("profile core: met")
     report = json.loads((environment.folder / "acme.json").read_text())
@@ -141,6 +141,13 @@ def test_acme_passes_conformance(environment: Environment) -> None:
     cases = report["cases"]
     assert {case["status"] for case in cases} == {"pass", "fallback"}
     assert {case["status"] for case in cases if case["op"] in ("gemm", "paged_attention")} == {"pass"}
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="minutes; `make nightly`")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("backend", ["acme --backend-option latency_ms=2", "tracer"])
+def test_core_again_with_late_kernels_and_on_the_tracer(environment: Environment, backend: str) -> None:
+    environment.checked(f"octavo conform --backend {backend} --profile core --timeout 600", timeout_s=3600)
 
 
 def test_a_device_that_does_not_wait_is_found_out(environment: Environment) -> None:
