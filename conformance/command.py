@@ -19,7 +19,7 @@ import torch
 
 from octavo.conformance.mutants import listing
 from octavo.conformance.mutants.gate import mutants, try_mutant
-from octavo.conformance.profiles import LEVELS, PROFILES
+from octavo.conformance.profiles import LEVELS, PROFILES, UNCASED
 from octavo.conformance.progress import ProgressLine
 from octavo.conformance.report import html, json, matrix, table
 from octavo.conformance.session import Settings, conform, fresh_seed, selected
@@ -70,6 +70,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
         in_process=args.in_process,
         timeout_s=None if args.timeout is None else _positive(args.timeout, "--timeout"),
         strict=args.strict_backend,
+        target=_only_of("compile", args.profile, "--target", args.target),
+        beside=_beside(args),
     )
 
 
@@ -88,6 +90,8 @@ def _list(args: argparse.Namespace) -> int:
         for profile in (*PROFILES.values(), *LEVELS.values()):
             count = sum(map(profile.contains, families(modules_of(profile.name)).values()))
             print(f"{profile.name:<14}{count:>5} cases  {profile.purpose}")
+        for profile in UNCASED.values():
+            print(f"{profile.name:<14}{'':>11}  {profile.purpose}")
         return MET
     for case in selected(Settings(backend=args.backend, profile=args.profile, only=args.only)):
         print(f"{case.name}  {case.op}  {','.join(case.lanes)}  {','.join(sorted(case.profiles))}".rstrip())
@@ -173,6 +177,17 @@ def _read(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+
+
+def _beside(args: argparse.Namespace) -> json.Report | None:
+    path = _only_of("perf", args.profile, "--beside", args.beside)
+    return None if path is None else json.decode(_read(path), source=path)
+
+
+def _only_of(profile: str, given: str | None, flag: str, value: str | None) -> str | None:
+    if value is not None and given != profile:
+        raise ConfigError(f"{flag} belongs to --profile {profile}; add that or leave {flag} out", field=flag)
+    return value
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:

@@ -85,9 +85,19 @@ LEVELS = {
 """Profiles above the ops, by name: octavo.conformance.levels. They need the engine, and are no part of "full"."""
 
 
+UNCASED = {
+    p.name: p
+    for p in (
+        Profile("compile", "kernels built ahead of time, read and judged; no device", is_claim=False),
+        Profile("perf", "workloads timed, as shares of the device's own measured limits"),
+    )
+}
+"""Profiles that compare no numbers and have no cases of the grid, by name: builds.py, perf.py."""
+
+
 def profile_named(name: str) -> Profile:
     """A profile of either kind. Raises ConfigError for a name that neither has."""
-    known = PROFILES | LEVELS
+    known = PROFILES | LEVELS | UNCASED
     if name not in known:
         raise ConfigError(f"profile {name!r} must be one of {', '.join(known)}", field="profile")
     return known[name]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from octavo.conformance import suite
+from octavo.conformance import builds, perf, suite
 from octavo.conformance.case import Case
 from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import Gap, load_gaps
@@ -32,7 +32,7 @@ from octavo.conformance.harness.worker import (
     make_backend,
     run_cases,
 )
-from octavo.conformance.profiles import LEVELS, PROFILES, level_of, profile_named
+from octavo.conformance.profiles import LEVELS, PROFILES, UNCASED, level_of, profile_named
 from octavo.conformance.provenance import plug_in, software
 from octavo.conformance.report.json import SCHEMA_VERSION, Device, Report, Run, Verdict, entry
 from octavo.conformance.version import SPEC_VERSION, SUITE_VERSION, must_pass_hash
@@ -63,6 +63,8 @@ class Settings:
         in_process: no worker: quicker, and a crash ends it all.
         timeout_s: of every case, instead of its own.
         strict: no fallback to the reference ops.
+        target: of profile `compile`: the architecture to build for; None: the backend's own.
+        beside: of profile `perf`: a core report of the same plug-in and device.
     """
 
     backend: str
@@ -73,6 +75,8 @@ class Settings:
     in_process: bool = False
     timeout_s: float | None = None
     strict: bool = False
+    target: str | None = None
+    beside: Report | None = None
 
     @property
     def profile_name(self) -> str:
@@ -120,6 +124,8 @@ def open_runner(settings: Settings, name: str, *, num_threads: int | None = None
 
 def conform(settings: Settings, progress: Progress | None = None) -> Report:
     """Run it all. Raises UserError for a backend, profile, selection or gaps.toml that can't be."""
+    if settings.profile_name in UNCASED:
+        return _conform_uncased(settings, progress)
     cases = selected(settings)
     info = backend_info(settings.backend)
     refuse_engine_without_registry(settings.profile_name, info.name)
@@ -142,6 +148,23 @@ def conform(settings: Settings, progress: Progress | None = None) -> Report:
     return _report(run, settings, results, not_applicable)
 
 
+def _conform_uncased(settings: Settings, progress: Progress | None) -> Report:
+    """A profile without cases: what the backend's compiler makes, or how fast its device is."""
+    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+    if settings.profile_name == "compile":
+        info = BackendRegistry.discover().info(settings.backend)
+        results = builds.build_all(info.name, settings.target, settings.only, on_result=progress)
+        facts = builds.facts_of(results[0].axes["target"])
+    else:
+        info = backend_info(settings.backend)
+        with closing(make_backend(BackendChoice(name=info.name, options=settings.options))) as backend:
+            facts = Facts.of(backend.capabilities)
+            results = perf.time_all(backend, settings.only, on_result=progress)
+    is_built = settings.profile_name == "compile"
+    run = _run(settings, info, facts, started, time.monotonic() - clock, isolated=is_built, ranks=1)
+    return _report(run, settings, results, {}, no_claim="" if is_built else perf.fault_of(settings.beside, run))
+
+
 def refuse_engine_without_registry(profile: str, backend: str) -> None:
     """Raises ConfigError for the engine on a backend of the suite itself: an engine finds its backend by name."""
     if profile == "engine" and backend in BUILT_IN:
@@ -160,7 +183,7 @@ def _run(
     seconds: float,
     *,
     isolated: bool,
-    ranks: int,
+    ranks: int = 1,
 ) -> Run:
     return Run(
         suite_version=SUITE_VERSION,
@@ -181,11 +204,17 @@ def _run(
     )
 
 
-def _report(run: Run, settings: Settings, results: Sequence[CaseResult], not_applicable: dict[str, str]) -> Report:
+def _report(
+    run: Run,
+    settings: Settings,
+    results: Sequence[CaseResult],
+    not_applicable: dict[str, str],
+    no_claim: str = "",
+) -> Report:
     return Report(
         schema_version=SCHEMA_VERSION,
         run=run,
-        verdict=verdict(settings, results, run.capabilities),
+        verdict=verdict(settings, results, run.capabilities, no_claim=no_claim),
         cases=[entry(result) for result in results],
         not_applicable=not_applicable,
     )
@@ -243,10 +272,11 @@ def must_pass(profile: str) -> dict[str, str]:
     }
 
 
-def verdict(settings: Settings, results: Sequence[CaseResult], facts: Facts) -> Verdict:
+def verdict(settings: Settings, results: Sequence[CaseResult], facts: Facts, *, no_claim: str = "") -> Verdict:
+    """The profile's verdict. no_claim: why it says nothing about a device, beside what the facts and settings tell."""
     profile = profile_named(settings.profile_name)
     reasons = profile.failures(results, is_deterministic=facts.deterministic)
-    no_claim = _no_claim(settings, facts)
+    no_claim = _no_claim(settings, facts) or no_claim
     return Verdict(profile=profile.name, is_met=not reasons, is_claim=not no_claim, no_claim=no_claim, reasons=reasons)
 
 

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Iterable, Sequence
 
 from octavo.conformance.case import Case
-from octavo.conformance.profiles import LEVELS, PROFILES, level_of, profile_named
+from octavo.conformance.profiles import LEVELS, PROFILES, UNCASED, level_of, profile_named
 from octavo.core.base.errors import ConfigError
 from octavo.core.base.names import nearest
 
@@ -42,6 +42,7 @@ FAMILIES = (
     "octavo.conformance.grid.mla_parts",
     "octavo.conformance.grid.program",
     "octavo.conformance.grid.invariance",
+    "octavo.conformance.grid.invariance_experts",
 )
 """Modules with a function `cases() -> Iterable[Case]`, in the report's order."""
 
@@ -51,6 +52,8 @@ LEVEL_FAMILIES = {"model": "octavo.conformance.levels.model", "engine": "octavo.
 
 def modules_of(profile: str) -> tuple[str, ...]:
     """The modules whose cases a profile is chosen from."""
+    if profile in UNCASED:
+        return ()
     return (LEVEL_FAMILIES[profile],) if profile in LEVELS else FAMILIES
 
 

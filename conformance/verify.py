@@ -18,7 +18,7 @@ from octavo.conformance import suite
 from octavo.conformance.case import Case
 from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import load_gaps
-from octavo.conformance.profiles import LEVELS, PROFILES, profile_named
+from octavo.conformance.profiles import LEVELS, PROFILES, UNCASED, profile_named
 from octavo.conformance.provenance import plug_in, software
 from octavo.conformance.report.json import Entry, Figure, Report, entry
 from octavo.conformance.session import (
@@ -92,6 +92,8 @@ def verify(report: Report, share: float, progress: Progress | None = None, *, in
 def refuse_foreign(report: Report) -> None:
     """Raises ConfigError when the report's figures mean something else here."""
     run = report.run
+    if run.profile in UNCASED:
+        raise ConfigError(f"a report of profile {run.profile} has no cases to replay; run it again", field="report")
     for what, theirs, ours in (
         ("suite version", run.suite_version, SUITE_VERSION),
         ("specification version", run.spec_version, SPEC_VERSION),

@@ -129,6 +129,7 @@ class CaseResult(msgspec.Struct, kw_only=True, omit_defaults=False):
         detail: one line: what failed, or why it is not the backend's own.
         rerun: a command line that runs this case alone, with this seed.
         digest: of the outputs' bits, to compare runs.
+        figures: what a build or a measurement gave, by name; empty for cases that compare numbers.
     """
 
     name: str
@@ -148,3 +149,4 @@ class CaseResult(msgspec.Struct, kw_only=True, omit_defaults=False):
     seconds: float = 0.0
     rerun: str = ""
     digest: str = ""
+    figures: dict[str, float] = {}

@@ -93,6 +93,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         worst_output, worst_index: where `share` was found.
         ran: "op:implementation" of everything that was bound.
         rerun: the command line that runs this case alone, with this seed.
+        figures: of profiles `compile` and `perf`: what a build or a measurement gave, by name.
     """
 
     id: str
@@ -111,6 +112,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     worst_index: list[int]
     seconds: float
     rerun: str
+    figures: dict[str, float] = {}
 
     @property
     def worst(self) -> float | None:
@@ -149,6 +151,7 @@ def entry(result: CaseResult) -> Entry:
         worst_index=list(result.worst_index),
         seconds=round(result.seconds, 4),
         rerun=result.rerun,
+        figures=result.figures,
     )
 
 

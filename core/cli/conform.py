@@ -9,7 +9,8 @@
     octavo conform --variants                                               every honest variant must pass
 
 A profile is a named set of cases (core: what every backend must pass); the profiles model and engine run tiny models
-through the backend and through the engine. --only takes an op (gemm), a case
+through the backend and through the engine, compile builds kernels for a chip that need not be here, and perf times the
+backend against its device's measured limits. --only takes an op (gemm), a case
 (gemm.exact/float32-m17-n48-k100) or the beginning of its name (gemm.exact/). The seed is fresh unless given.
 """
 
@@ -33,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--profile", metavar="NAME", help="set of cases (default: core; with --only: full)")
     run.add_argument("--only", metavar="NAME", help="an op, a case, or the beginning of a case's name")
     run.add_argument("--seed", metavar="N", help="of everything drawn (default: fresh, and in the report)")
+    run.add_argument("--target", metavar="ARCH", help="of --profile compile: the chip (default: the backend's own)")
+    run.add_argument("--beside", metavar="REPORT", help="of --profile perf: the core report of the same plug-in")
     run.add_argument("--timeout", metavar="SECONDS", help="that every case may take, instead of its own limit")
     run.add_argument("--strict-backend", action="store_true", help="no op may fall back to the reference")
     run.add_argument("--in-process", action="store_true", help="no worker process: quicker, but a crash ends it all")
