@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.op_groups import OpGroups
+from octavo.backends.rocm.gemm import GemmOps
 
 
-def make_ops(gpu: Gpu) -> OpGroups:  # noqa: ARG001 - goes when the first group comes
+def make_ops(gpu: Gpu) -> OpGroups:
     """The ops of one device."""
     ops = OpGroups("rocm")
-    return ops  # noqa: RET504 - as above
+    ops.take(GemmOps(gpu, None), ops=("gemm", "embed"), besides=("prepare_weight",))
+    return ops

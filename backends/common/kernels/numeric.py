@@ -25,6 +25,14 @@ def dot(a, b, acc):
 
 
 @triton.jit
+def dot_int8(a, b, acc):
+    """acc + a @ b of int8 in int32: exact. No more than 1024 columns at once, which fp32 holds when interpreted."""
+    if INTERPRETED:
+        return acc + tl.dot(a.to(tl.float32), b.to(tl.float32)).to(tl.int32)
+    return tl.dot(a, b, acc, out_dtype=tl.int32)
+
+
+@triton.jit
 def snap(x, MANTISSA: tl.constexpr, MIN_EXPONENT: tl.constexpr):
     """x (fp32, finite, in range) rounded to nearest even to MANTISSA bits behind the point, subnormals included."""
     bits = x.to(tl.int32, bitcast=True)

@@ -1,0 +1,79 @@
+"""Pieces of matrix products: the order of tiles, the loads of their operands, and what happens to a finished tile.
+
+    x [M, K]  ──rows──►  ┌───────────┐        out [M, N]: tiles in columns of GROUP_M, so that the programs that run at
+    w [N, K]  ──cols──►  │ BM × BN   │        one time share their operands in the second-level cache
+                         └───────────┘
+                         sums in fp32 (int32 of integers) ──► scales, bias, gate, residual ──► out, rounded once
+
+A gated weight holds gate i and up i in rows 2i and 2i + 1, so that both halves of an output are neighbours in a tile:
+they meet in registers, and an output tile is BN / 2 wide.
+"""
+
+# Arguments of kernels are pointers and tiles; an annotation other than tl.constexpr would tell the compiler nothing.
+import triton
+import triton.language as tl
+
+from octavo.backends.common.kernels.numeric import cast
+
+ROOT_2_OVER_PI = tl.constexpr(0.7978845608028654)
+ROOT_HALF = tl.constexpr(0.7071067811865476)
+
+
+@triton.jit
+def tile_at(tile, num_m, num_n, GROUP_M: tl.constexpr):
+    """The tile's place (m, n): down GROUP_M rows of tiles, then to the next column."""
+    per_group = GROUP_M * num_n
+    first_m = (tile // per_group) * GROUP_M
+    height = tl.minimum(num_m - first_m, GROUP_M)
+    return first_m + (tile % per_group) % height, (tile % per_group) // height
+
+
+@triton.jit
+def load_tile(base, rows, row_ok, stride, first, limit, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+    """[rows, WIDTH] of a row-major matrix from column `first` on; 0 outside of it.
+
+    MASKED: whether columns can pass `limit`.
+    """
+    columns = first + tl.arange(0, WIDTH)
+    pointers = base + rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    if MASKED:
+        return tl.load(pointers, mask=row_ok[:, None] & (columns < limit)[None, :], other=0.0)
+    return tl.load(pointers, mask=row_ok[:, None], other=0.0)
+
+
+@triton.jit
+def activate(x, GATE: tl.constexpr):
+    """act(x) of a gate, in fp32."""
+    if GATE == "silu":
+        return x / (1.0 + tl.exp(-x))
+    elif GATE == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * ROOT_HALF))
+    else:
+        inner = ROOT_2_OVER_PI * (x + 0.044715 * x * x * x)
+        return x - x / (1.0 + tl.exp(2.0 * inner))  # x · (1 + tanh(inner)) / 2
+
+
+@triton.jit
+def finish(
+    acc, out, bias, residual, rows, row_ok, first_n, N, stride_out, stride_residual,
+    GATE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of sums [BLOCK_M, BLOCK_N] (fp32): bias, gate, residual in this order, then one rounding.
+
+    GATE None: no gate. `residual` may be `out`.
+    """
+    cols = first_n + tl.arange(0, BLOCK_N)
+    if bias is not None:
+        # The bias lies as the contract has it: [gate; up].
+        at = cols if GATE is None else (cols % 2) * (N // 2) + cols // 2
+        acc += tl.load(bias + at, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+    if GATE is not None:
+        gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
+        acc = activate(gate, GATE) * up
+        cols = first_n // 2 + tl.arange(0, BLOCK_N // 2)
+        N = N // 2
+    mask = row_ok[:, None] & (cols < N)[None, :]
+    row_64 = rows.to(tl.int64)[:, None]
+    if residual is not None:
+        acc += tl.load(residual + row_64 * stride_residual + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row_64 * stride_out + cols[None, :], cast(acc, out.dtype.element_ty), mask=mask)
