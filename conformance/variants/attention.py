@@ -3,7 +3,12 @@
 Scheme ── block     keys per step
        ├─ order     of the blocks: ahead, back, shuffled
        ├─ splits    parts of the keys with a softmax of their own, merged at the end
-       └─ rounds_p  probabilities are rounded to q's dtype before the second product, or stay fp32
+       ├─ rounds_p  probabilities are rounded to q's dtype before the second product, or stay fp32
+       ├─ dims      elements of a head that are multiplied at a time; 0: all
+       ├─ base_2    powers of 2 instead of e, log₂e folded into the scale: one rounding elsewhere
+       └─ scales_q  in fp32, before the product instead of after it
+
+Latent attention (mla_attention) is the same with one key head, whose values are the first elements of its keys.
 """
 
 from __future__ import annotations
@@ -13,10 +18,14 @@ from typing import Literal
 
 import torch
 
+from octavo.conformance.case import Case
 from octavo.conformance.variants.base import Op, Variant
 from octavo.core.backend import KVCache, StepPlan
 from octavo.core.backend.reference.attention import Rule, paged_keys, spans
 from octavo.core.backend.reference.cache import per_head, views
+
+LOG2_E = 1.4426950408889634
+LATENT_HEADS, LONGEST_LATENT = 8, 600
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,13 @@ class Scheme:
     order: Literal["ahead", "back", "shuffled"] = "ahead"
     splits: int = 1
     rounds_p: bool = True
+    dims: int = 0
+    base_2: bool = False
+    scales_q: bool = False
+
+    def exp(self, x: torch.Tensor) -> torch.Tensor:
+        """Of scores as this scheme keeps them."""
+        return torch.exp2(x) if self.base_2 else x.exp()
 
 
 @dataclass
@@ -37,9 +53,9 @@ class Part:
     mass: torch.Tensor
     total: torch.Tensor
 
-    def rescaled(self, top: torch.Tensor) -> Part:
+    def rescaled(self, top: torch.Tensor, scheme: Scheme) -> Part:
         """The same under a larger maximum; an empty part stays empty."""
-        factor = torch.where(self.top == -torch.inf, 0.0, (self.top - top).exp())
+        factor = torch.where(self.top == -torch.inf, 0.0, scheme.exp(self.top - top))
         return Part(top, self.mass * factor, self.total * factor[..., None])
 
 
@@ -116,6 +132,34 @@ def attention_with(scheme: Scheme) -> Op:
     return attention
 
 
+def mla_attention_with(scheme: Scheme) -> Op:
+    """The contract's mla_attention, computed by a scheme."""
+
+    def mla_attention(
+        q_latent_THC: torch.Tensor,
+        q_rope_THR: torch.Tensor,
+        kv: KVCache,
+        plan: StepPlan,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        softmax_scale: float,
+    ) -> None:
+        rule, rank = Rule(softmax_scale), q_latent_THC.shape[-1]
+        key_NSKD, _ = views(kv)
+        q_THD = torch.cat((q_latent_THC, q_rope_THR), dim=-1)
+        for b, start, end, length in spans(plan.meta):
+            rows, position = slice(start, end), length - (end - start)
+            _, stop = rule.keys(position, rows, length)
+            k = paged_keys(key_NSKD, plan.meta.block_table[b], 0, stop).float()
+            result, result_lse = attend(q_THD[rows], k, k[..., :rank], rule, scheme, first_row=position, first_key=0)
+            out[rows].copy_(result)
+            if lse is not None:
+                lse[rows].copy_(result_lse)
+
+    return mla_attention
+
+
 def attend(
     q_QHD: torch.Tensor,
     k_LKD: torch.Tensor,
@@ -140,10 +184,10 @@ def attend(
         for start in starts[split :: scheme.splits]:
             span = slice(start, min(start + scheme.block, k_LKD.shape[0]))
             keys_L = torch.arange(first_key + span.start, first_key + span.stop)
-            scores = _scores(q_HQD, k_HLD[:, span], rule, rows_Q, keys_L)
-            part = _step(part, scores, v_HLD[:, span], q_QHD.dtype if scheme.rounds_p else torch.float32)
+            scores = _scores(q_HQD, k_HLD[:, span], rule, scheme, rows_Q, keys_L)
+            part = _step(part, scores, v_HLD[:, span], q_QHD.dtype if scheme.rounds_p else torch.float32, scheme)
         parts.append(part)
-    return _finished(parts, rule)
+    return _finished(parts, rule, scheme)
 
 
 def _ordered(starts: list[int], scheme: Scheme) -> list[int]:
@@ -161,42 +205,78 @@ def _empty(num_heads: int, num_rows: int, dim: int) -> Part:
 
 
 def _scores(
-    q_HQD: torch.Tensor, k_HLD: torch.Tensor, rule: Rule, rows_Q: torch.Tensor, keys_L: torch.Tensor
+    q_HQD: torch.Tensor, k_HLD: torch.Tensor, rule: Rule, scheme: Scheme, rows_Q: torch.Tensor, keys_L: torch.Tensor
 ) -> torch.Tensor:
-    scores = (q_HQD @ k_HLD.transpose(1, 2)) * rule.softmax_scale
+    """[H, Q, L], in powers of the scheme's base."""
+    is_plain = rule.softcap is None and rule.alibi_slopes_H is None
+    # Softcap and ALiBi come after the scale and before the change of base, which can be folded in only without them.
+    fold = LOG2_E if scheme.base_2 and is_plain else 1.0
+    scale = rule.softmax_scale * fold
+    if scheme.scales_q:
+        scores = _product(q_HQD * scale, k_HLD, scheme)
+    else:
+        scores = _product(q_HQD, k_HLD, scheme) * scale
     if rule.softcap is not None:
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
     if rule.alibi_slopes_H is not None:
         scores = scores + rule.alibi_slopes_H.float()[:, None, None] * (keys_L - rows_Q[:, None])
+    if scheme.base_2 and not is_plain:
+        scores = scores * LOG2_E
     return scores.masked_fill(~rule.visible(rows_Q, keys_L), -torch.inf)
 
 
-def _step(part: Part, scores_HQL: torch.Tensor, v_HLD: torch.Tensor, p_dtype: torch.dtype) -> Part:
-    part = part.rescaled(torch.maximum(part.top, scores_HQL.amax(dim=-1)))
-    weights = torch.where(scores_HQL == -torch.inf, 0.0, (scores_HQL - part.top[..., None]).exp())
+def _product(q_HQD: torch.Tensor, k_HLD: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """q · k, some elements of a head at a time."""
+    width = q_HQD.shape[-1]
+    step = scheme.dims or width
+    parts = [
+        q_HQD[..., start : start + step] @ k_HLD[..., start : start + step].transpose(1, 2)
+        for start in range(0, width, step)
+    ]
+    return sum(parts[1:], parts[0])
+
+
+def _step(part: Part, scores_HQL: torch.Tensor, v_HLD: torch.Tensor, p_dtype: torch.dtype, scheme: Scheme) -> Part:
+    part = part.rescaled(torch.maximum(part.top, scores_HQL.amax(dim=-1)), scheme)
+    weights = torch.where(scores_HQL == -torch.inf, 0.0, scheme.exp(scores_HQL - part.top[..., None]))
     total = part.total + weights.to(p_dtype).float() @ v_HLD
     return Part(part.top, part.mass + weights.sum(dim=-1), total)
 
 
-def _finished(parts: list[Part], rule: Rule) -> tuple[torch.Tensor, torch.Tensor]:
+def _finished(parts: list[Part], rule: Rule, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
+    base = LOG2_E if scheme.base_2 else 1.0
     top = torch.stack([part.top for part in parts]).amax(dim=0)
-    merged = [part.rescaled(top) for part in parts]
+    merged = [part.rescaled(top, scheme) for part in parts]
     whole = Part(
         top, sum((p.mass for p in merged[1:]), merged[0].mass), sum((p.total for p in merged[1:]), merged[0].total)
     )
     empty = whole.mass == 0
     if rule.sinks_H is not None:
-        sinks = rule.sinks_H.float()[:, None]
-        whole = whole.rescaled(torch.maximum(whole.top, sinks))
-        whole.mass = whole.mass + (sinks - whole.top).exp()
+        sinks = rule.sinks_H.float()[:, None] * base
+        whole = whole.rescaled(torch.maximum(whole.top, sinks), scheme)
+        whole.mass = whole.mass + scheme.exp(sinks - whole.top)
     out = torch.where(empty[..., None], 0.0, whole.total / whole.mass[..., None])
-    lse = torch.where(empty, -torch.inf, whole.top + whole.mass.log())
+    lse = torch.where(empty, -torch.inf, whole.top / base + whole.mass.log())
     return out.transpose(0, 1), lse.T
 
 
 def _variant(name: str, what: str, scheme: Scheme) -> Variant:
-    ops = {"paged_attention": paged_attention_with(scheme), "attention": attention_with(scheme)}
+    ops = {
+        "paged_attention": paged_attention_with(scheme),
+        "attention": attention_with(scheme),
+    }
     return Variant(f"attention-{name}", what, tuple(ops), ops)
+
+
+def _mla_variant(name: str, what: str, scheme: Scheme) -> Variant:
+    op = mla_attention_with(scheme)
+    return Variant(f"mla-{name}", what, ("mla_attention",), {"mla_attention": op}, alter=_few_heads)
+
+
+def _few_heads(case: Case) -> Case | None:
+    """More heads are more of the same to these schemes, which treat each alone, and long contexts take the time."""
+    heads, context = int(case.axes["heads"]), int(case.axes.get("context", "0"))
+    return case if heads == LATENT_HEADS and context <= LONGEST_LATENT else None
 
 
 VARIANTS = (
@@ -207,4 +287,10 @@ VARIANTS = (
     _variant("split-3", "keys split in three, merged at the end", Scheme(block=32, splits=3)),
     _variant("split-16", "keys split in sixteen, some of them empty", Scheme(block=16, splits=16)),
     _variant("fp32-p", "probabilities stay fp32", Scheme(rounds_p=False)),
+    _variant("base-2", "powers of 2, log2(e) in the scale", Scheme(base_2=True)),
+    _variant("scaled-q", "q scaled in fp32 before the product", Scheme(scales_q=True, rounds_p=False)),
+    _variant("dims-16", "16 elements of a head at a time", Scheme(dims=16, splits=2)),
+    _mla_variant("blocks-64", "latents in blocks of 64 keys, P rounded", Scheme()),
+    _mla_variant("split-3", "latents split in three, probabilities fp32", Scheme(block=32, splits=3, rounds_p=False)),
+    _mla_variant("dims-64", "64 elements of latent and rotary key at a time", Scheme(dims=64, base_2=True)),
 )

@@ -12,10 +12,18 @@ from octavo.conformance.facts import Facts
 from octavo.conformance.harness.judge import judge
 from octavo.conformance.harness.result import Status
 from octavo.conformance.suite import select
-from octavo.conformance.variants import attention, data, product, rows
+from octavo.conformance.variants import attention, data, merge, moe, product, rows, sampling
 from octavo.conformance.variants.base import Variant
 
-VARIANTS: tuple[Variant, ...] = (*product.VARIANTS, *attention.VARIANTS, *rows.VARIANTS, *data.VARIANTS)
+VARIANTS: tuple[Variant, ...] = (
+    *product.VARIANTS,
+    *attention.VARIANTS,
+    *merge.VARIANTS,
+    *rows.VARIANTS,
+    *moe.VARIANTS,
+    *sampling.VARIANTS,
+    *data.VARIANTS,
+)
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -57,5 +65,7 @@ def try_variant(variant: Variant, seed: int, profile: str, *, only: str | None =
 
 def _cases(variant: Variant, profile: str, only: str | None) -> list[Case]:
     mine = [case for case in select(profile) if case.op in variant.concerns]
+    left_out = set(variant.concerns) - {case.op for case in mine}  # core holds no latent attention.
+    mine += [case for case in select("full") if case.op in left_out]
     altered = [other for case in mine if (other := variant.alter(case)) is not None] + variant.cases()
     return [case for case in altered if only is None or case.op == only or case.name.startswith(only)]
