@@ -10,7 +10,7 @@ chunks, and draft rows one by one. Only for backends that declare `batch_invaria
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -42,6 +42,9 @@ SHAPES: tuple[tuple[int, int, Gate | None], ...] = (
     (96, 576, "silu"),
 )
 """N, K and gate of the products."""
+
+ALONE = {"out": "alone"}
+"""Output of the call -> where the pieces put the same. Never written to."""
 
 Piece = Callable[[Bench, slice], None]
 """Calls the op on some rows of "x", into the same rows of "alone"."""
@@ -115,28 +118,32 @@ def build_norm(point: rms_norm.Point, draw: Draw) -> Trial:
     return in_pieces(rms_norm.build(point, draw), piece)
 
 
-def in_pieces(trial: Trial, piece: Piece) -> Trial:
-    """A trial whose rows are computed once more, some at a time."""
-    out = next(tensor for tensor in trial.tensors if tensor.name == "out")
+def in_pieces(trial: Trial, piece: Piece, outputs: Mapping[str, str] = ALONE) -> Trial:
+    """A trial whose rows are computed once more, some at a time. outputs: of the call -> of the pieces."""
 
     def run(bench: Bench) -> None:
         trial.run(bench)
-        for rows in _spans(PIECES):
+        for rows in spans(PIECES):
             piece(bench, rows)
 
-    return replace(
-        trial,
-        tensors=(*trial.tensors, wanted("alone", out.shape, out.dtype)),
-        run=run,
-        check=functools.partial(_check, trial.check),
-    )
+    return judged_alone(trial, run, outputs)
 
 
-def _check(check: Callable[[Outputs], list[Finding]], outputs: Outputs) -> list[Finding]:
-    return [*check(outputs), exact("alone", outputs["alone"], outputs["out"])]
+def judged_alone(trial: Trial, run: Callable[[Bench], None], outputs: Mapping[str, str] = ALONE) -> Trial:
+    """A trial that `run` computes twice: the pieces, from the same beginnings, must give what is judged."""
+    twins = [
+        replace(tensor, name=outputs[tensor.name], strides=None, offset=0)
+        for tensor in trial.tensors
+        if tensor.name in outputs
+    ]
+
+    def check(found: Outputs) -> list[Finding]:
+        return [*trial.check(found), *(exact(alone, found[alone], found[name]) for name, alone in outputs.items())]
+
+    return replace(trial, tensors=(*trial.tensors, *twins), run=run, check=check)
 
 
-def _spans(sizes: Sequence[int]) -> list[slice]:
+def spans(sizes: Sequence[int]) -> list[slice]:
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
@@ -173,10 +180,10 @@ def build_attention(setting: Setting, name: str, draw: Draw) -> Trial:
     requests, cuts = BATCHES[name]
     batch = lay_out(draw, requests, BLOCK_SIZE)
     drawn = draw_statistical(draw, setting, requests, BLOCK_SIZE, False)
-    pieces = _pieces(batch, cuts)
+    pieces = pieces_of(batch, cuts)
     shape = (batch.num_tokens, setting.heads, setting.v_head_dim)
     tensors = [*batch.tensors(), given("q", drawn.q_THD)]
-    tensors += [wanted(out, shape, setting.dtype) for out in ("out", "alone")]
+    tensors += [wanted("out", shape, setting.dtype)]
     tensors += [tensor for prefix, part, _ in pieces for tensor in part.tensors(prefix)]
     tensors += [given("sinks", drawn.rule.sinks_H)] if drawn.rule.sinks_H is not None else []
     tensors += [given("slopes", drawn.rule.alibi_slopes_H)] if drawn.rule.alibi_slopes_H is not None else []
@@ -190,14 +197,14 @@ def build_attention(setting: Setting, name: str, draw: Draw) -> Trial:
             _attend(setting, bench, part, prefix, rows, "alone")
 
     pool = HostPool("kv", spec, batch.num_blocks, batch.blocks(drawn.keys, drawn.values))
-    return Trial(tuple(tensors), run, functools.partial(_check, drawn.check), pools=(pool,))
+    return judged_alone(Trial(tuple(tensors), run, drawn.check, pools=(pool,)), run)
 
 
-def _pieces(batch: Batch, cuts: Sequence[Sequence[int]]) -> list[tuple[str, Batch, slice]]:
+def pieces_of(batch: Batch, cuts: Sequence[Sequence[int]]) -> list[tuple[str, Batch, slice]]:
     """Every piece: the prefix of its metadata, a batch of one, and its rows among all. A chunk sees no later keys."""
     pieces, first = [], 0
     for b, (request, sizes) in enumerate(zip(batch.requests, cuts, strict=True)):
-        for rows in _spans(sizes):
+        for rows in spans(sizes):
             keys = request.num_keys - request.num_rows + rows.stop
             part = replace(
                 batch,

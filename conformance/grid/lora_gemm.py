@@ -206,6 +206,13 @@ def _delta(adapters: Adapters, x: torch.Tensor, rows: torch.Tensor, n: int, inne
     return _Delta(delta, squares, inner)
 
 
+def call(point: Point, bench: Bench, rows: slice, out: str) -> None:
+    """The op on some of the rows, into the same rows of an output."""
+    a, b = ([bench[f"{name}{i}"] for i in range(len(point.ranks))] for name in "ab")
+    op = bench.op("lora_gemm", point.spec)
+    op(bench["x"][rows], a, b, bench["scales"], bench["adapter"][rows], out=bench[out][rows])
+
+
 def _trial(
     point: Point,
     x: torch.Tensor,
@@ -214,11 +221,8 @@ def _trial(
     out: torch.Tensor,
     check: Callable[[Outputs], list[Finding]],
 ) -> Trial:
-    count = len(point.ranks)
-
     def run(bench: Bench) -> None:
-        a, b = ([bench[f"{name}{i}"] for i in range(count)] for name in "ab")
-        bench.op("lora_gemm", point.spec)(bench["x"], a, b, bench["scales"], bench["adapter"], out=bench["out"])
+        call(point, bench, slice(0, point.tokens), "out")
 
     tensors = [given("x", x), given("scales", adapters.scales), given("adapter", rows), updated("out", out)]
     tensors += [given(f"a{i}", a) for i, a in enumerate(adapters.a)]

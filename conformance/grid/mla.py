@@ -125,6 +125,11 @@ def _points() -> Iterator[Point]:
 
 
 def build(point: Point, draw: Draw) -> Trial:
+    return build_with_batch(point, draw)[0]
+
+
+def build_with_batch(point: Point, draw: Draw) -> tuple[Trial, Batch]:
+    """The trial, and where its requests lie."""
     batch = lay_out(draw, point.requests, point.block_size, candidates=point.candidates or None)
     if point.lane == "needle":
         q, latents, want = _needles(point, draw)
@@ -140,12 +145,9 @@ def build(point: Point, draw: Draw) -> Trial:
         found = mla_attend(q[..., : point.rank], q[..., point.rank :], wide, lens, point.softmax_scale)
         return judged(outputs, found, point.rank + point.rope, point.dtype, lse=point.has_lse)
 
-    return Trial(
-        tuple(_tensors(point, batch, q)),
-        functools.partial(_run, point, batch),
-        check,
-        pools=(latent_pool(batch, latents, point.kv_dtype, is_lazy=bool(point.candidates)),),
-    )
+    pool = latent_pool(batch, latents, point.kv_dtype, is_lazy=bool(point.candidates))
+    run = functools.partial(_run, point, batch)
+    return Trial(tuple(_tensors(point, batch, q)), run, check, pools=(pool,)), batch
 
 
 def _latent(point: Point, draw: Draw, length: int) -> torch.Tensor:
