@@ -7,7 +7,7 @@ surface and keeps whatever it does not mean to change, above all how weights are
 `LayerContext.layer(RMSNorm)` for the class to build and contain no question about devices.
 
 A replacement with a `__call__` of its own may leave the core's op alone, or use it by `super().__call__`: the op counts
-as the model's once it is called (`LayerContext.bind`). Replacing Attention's `bind_kv` as well, it binds nothing at all.
+as the model's once it is called (`LayerContext.bind`). One that replaces Attention's `bind_kv` as well binds nothing.
 """
 
 from __future__ import annotations
