@@ -23,6 +23,7 @@ from octavo.backends.common.chip import Chip
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.graphs import GraphProgram
 from octavo.backends.common.launch import Launch, launch
+from octavo.backends.common.op_groups import OpGroups
 from octavo.backends.common.options import GpuOptions
 from octavo.backends.common.runtime import Runtime
 from octavo.backends.common.staging import StagingRing
@@ -173,6 +174,7 @@ class GpuBackend:
             return
         self._stream.synchronize()
         self._staging = None
+        self.ops = cast(Ops, OpGroups(self.name))  # the others hold workspaces
         self._runtime.trim()
 
     def _ring(self) -> StagingRing:
