@@ -52,7 +52,8 @@ def cast(x, dtype: tl.constexpr):
     if dtype == tl.float8e4nv:
         x = tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
         if INTERPRETED:
-            return _with_nan(x, snap(x, 3, -6).to(dtype), 0x7F)
+            y = snap(x, 3, -6)
+            return _with_nan(x, tl.where(y == 0, x * 0.0, y).to(dtype), 0x7F)  # what rounds to 0 keeps its sign
     elif dtype == tl.float8e4b8:
         x = tl.clamp(x, -240.0, 240.0, propagate_nan=tl.PropagateNan.ALL)
         if INTERPRETED:
