@@ -130,7 +130,7 @@ def refused_rotary(head_dim: int, rotary_dim: int) -> Unsupported | None:
 
 
 def head_tile(head_dim: int, rotary_dim: int) -> dict[str, int]:
-    """Constants that a head's shape fixes: its pairs and what lies behind them, up to powers of two; REST 0: nothing."""
+    """Constants that a head's shape fixes: pairs and what lies behind, up to powers of two; REST 0: nothing does."""
     rest = head_dim - rotary_dim
     return {"PAIRS": power_of_two(rotary_dim // 2), "REST": power_of_two(rest) if rest else 0}
 
