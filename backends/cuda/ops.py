@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from octavo.backends.common.cache import CacheOps
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.op_groups import OpGroups
+from octavo.backends.common.rows import RowOps
 from octavo.backends.cuda.gemm import GemmOps
 
 
@@ -11,4 +13,9 @@ def make_ops(gpu: Gpu) -> OpGroups:
     """The ops of one device."""
     ops = OpGroups("cuda")
     ops.take(GemmOps(gpu, None), ops=("gemm", "embed"), besides=("prepare_weight",))
+    ops.take(RowOps(gpu), ops=("rms_norm", "rotary", "act_mul"))
+    ops.take(
+        CacheOps(gpu),
+        ops=("write_kv", "rope_write_kv", "write_mla", "copy_blocks", "gather_blocks", "scatter_blocks"),
+    )
     return ops
