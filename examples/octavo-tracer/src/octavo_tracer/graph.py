@@ -14,7 +14,7 @@ place and schedule the nodes; this one replays them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,17 @@ def inputs(buffers: api.StepBuffers) -> list[Any]:
     return [buffers.token_ids_T, buffers.positions_T, buffers.logit_rows_R, buffers.logits_RV, *buffers.plans, *slots]
 
 
+def replaced(arguments: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` applied to each argument of an op, those inside its prologue and epilogue too."""
+
+    def each(x: Any) -> Any:
+        if isinstance(x, api.Epilogue | api.NormPrologue):
+            return replace(x, **{item.name: change(getattr(x, item.name)) for item in fields(x)})
+        return change(x)
+
+    return pytree.tree_map(each, arguments)
+
+
 class Graph(TorchDispatchMode):
     """The nodes of one step, in order; an api.Program. Entered, it takes torch's own ops as nodes."""
 
@@ -50,7 +61,7 @@ class Graph(TorchDispatchMode):
         """The whole step."""
         values = inputs(buffers)
         for function, args, kwargs in self._nodes:
-            args, kwargs = pytree.tree_map_only(Value, lambda x: values[x.index], (args, kwargs))
+            args, kwargs = replaced((args, kwargs), lambda x: values[x.index] if isinstance(x, Value) else x)
             values.append(function(*args, **kwargs))
 
     def record(self, op: str, function: Callable[..., None], args: Any, kwargs: Any) -> None:
@@ -77,7 +88,7 @@ class Graph(TorchDispatchMode):
 
     def _add(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any = None) -> Any:
         """Add a node; while the rest is traced, `result` stands for what it gives."""
-        self._nodes.append((function, *pytree.tree_map(lambda x: self._known.get(id(x), x), (args, kwargs))))
+        self._nodes.append((function, *replaced((args, kwargs), lambda x: self._known.get(id(x), x))))
         if result is not None:
             self._known[id(result)] = Value(len(self._values))
         self._values.append(result)
