@@ -77,6 +77,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 def _run(args: argparse.Namespace) -> int:
     settings = settings_of(args)
+    _refuse_unwritable(args.json, args.html)
     with ProgressLine() as line:
         report = conform(settings, line.case)
     _write(args.json, json.encode(report))
@@ -128,6 +129,7 @@ def _schema(args: argparse.Namespace) -> int:
 
 def _mutants(args: argparse.Namespace) -> int:
     seed = settings_of(args).seed
+    _refuse_unwritable(args.json)
     started, verdicts = time.monotonic(), []
     for mutant in mutants().values():
         verdict = try_mutant(mutant, seed)
@@ -140,6 +142,7 @@ def _mutants(args: argparse.Namespace) -> int:
 
 def _variants(args: argparse.Namespace) -> int:
     settings = settings_of(args)
+    _refuse_unwritable(args.json)
     count = DEFAULT_SEEDS if args.seeds is None else _whole(args.seeds, "--seeds", least=1)
     profile = settings.profile_name
     started, verdicts = time.monotonic(), []
@@ -162,13 +165,32 @@ def _gate_json(verdicts: Sequence[msgspec.Struct], **what: int | str) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
+def _refuse_unwritable(*paths: str | None) -> None:
+    """Before a long run: raises ConfigError for a file that could not be written after it. What is there stays."""
+    for path in filter(None, paths):
+        is_new = not Path(path).exists()
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with Path(path).open("ab"):
+                pass
+            if is_new:
+                Path(path).unlink()
+        except OSError as error:
+            raise ConfigError(f"{path} can't be written: {error.strerror}; name another file") from None
+
+
 def _write(path: str | None, data: bytes) -> None:
     if path is None:
         return
+    is_special = Path(path).exists() and not Path(path).is_file()  # /dev/stdout, a pipe: nothing to be replaced.
+    partial = Path(path if is_special else f"{path}.partial")
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_bytes(data)
+        partial.write_bytes(data)
+        if not is_special:
+            partial.replace(path)  # Whole, or not at all: a full disk or Ctrl-C leaves what was there before.
     except OSError as error:
+        if not is_special:
+            partial.unlink(missing_ok=True)
         raise ConfigError(f"{path} can't be written: {error.strerror}; name another file") from None
 
 

@@ -83,6 +83,37 @@ def test_reports_are_written_where_asked(tmp_path: Path) -> None:
     assert CASE in page.read_text()
 
 
+@pytest.mark.parametrize("words", [(), ("--mutants",), ("--variants",)])
+def test_a_report_that_could_not_be_written_is_refused_before_the_run(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("it ran")
+
+    for name in ("conform", "try_mutant"):
+        monkeypatch.setattr(f"octavo.conformance.command.{name}", never)
+    monkeypatch.setattr("octavo.conformance.variants.gate.try_variant", never)
+    (tmp_path / "file").touch()
+    assert conform(*QUICK, *words, "--json", str(tmp_path / "file" / "report.json")) == 2
+    assert "can't be written" in capsys.readouterr().err
+
+
+def test_a_disk_that_fills_leaves_the_old_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    data = tmp_path / "report.json"
+    data.write_text("old")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert conform(*QUICK, "--only", CASE, "--json", str(data)) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert data.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+
+
 def test_list_shows_profiles_and_cases(capsys: pytest.CaptureFixture[str]) -> None:
     assert conform("list") == 0
     assert re.search(r"^core +\d+ cases  what every backend must pass", capsys.readouterr().out, re.MULTILINE)
@@ -98,6 +129,9 @@ def test_list_shows_profiles_and_cases(capsys: pytest.CaptureFixture[str]) -> No
         (["--backend", "nonesuch", "--only", CASE], "there is no backend 'nonesuch'"),
         (["--profile", "corr", *QUICK], "profile 'corr' must be one of"),
         (["--only", "nonesuch", *QUICK], "no case of profile full fits name nonesuch"),
+        (["--only", "rms_nrom", *QUICK], "did you mean 'rms_norm'?"),
+        (["--only", "gemm.exakt/", *QUICK], "did you mean 'gemm.exact/'?"),
+        (["--profile", "smoke", "--only", "mla_attention", *QUICK], "cases of other profiles do (--profile full)"),
         (["--seed", "x"], "--seed is 'x'; give a whole number from 0"),
         (["--timeout", "0"], "--timeout is '0'; give a number above 0"),
         (["--backend-option", "x"], "--backend-option is 'x'; give KEY=VALUE"),

@@ -42,14 +42,12 @@ def test_every_op_that_leaves_a_choice_has_variants() -> None:
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
 def test_it_computes_otherwise_than_the_reference(variant: Variant) -> None:
     """A variant that gives the reference's bits everywhere shows nothing of the bounds."""
-    if not variant.ops:
-        pytest.skip("it differs in its data")
+    if not variant.ops or variant.concerns == ("sample",):
+        pytest.skip("it differs in its data, or only for numbers that fall on a rounding of a sum")
     backends = (variant.make(), HostBackend())
-    cases = [
-        c for c in suite.select("full") if c.op in variant.concerns and set(c.lanes) & {"statistical", "distribution"}
-    ]
-    cases = [c for c in cases if variant.alter(c) is not None]
-    assert any(len({judge(case, backend, 100).digest for backend in backends}) == 2 for case in cases[:60])
+    cases = [c for c in suite.select("full") if c.op in variant.concerns and {"exact", "probe"}.isdisjoint(c.lanes[:1])]
+    cases = [*variant.cases(), *(c for c in cases if variant.alter(c) is not None)]
+    assert any(len({judge(case, backend, 100).digest for backend in backends}) == 2 for case in cases[:40])
 
 
 def test_an_accumulator_that_is_not_declared_raises_an_alarm() -> None:
