@@ -17,9 +17,19 @@ from hypothesis import strategies as st
 
 from octavo.conformance.case import Case
 from octavo.conformance.draw import Draw
-from octavo.conformance.grid import act_mul, gemm, grouped_gemm, lora_gemm, moe_route, quantize, rms_norm, rotary
+from octavo.conformance.grid import (
+    act_mul,
+    gemm,
+    gemm_quant,
+    grouped_gemm,
+    lora_gemm,
+    moe_route,
+    quantize,
+    rms_norm,
+    rotary,
+)
 from octavo.conformance.trial import Trial
-from octavo.core.backend import Gate, OpSpec, RowSpec
+from octavo.core.backend import Gate, OpSpec, QuantFormat, QuantScheme, RowSpec
 
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
 GATES = st.sampled_from(get_args(Gate))
@@ -31,8 +41,8 @@ GAP = st.sampled_from((0, 0, 3, 16))
 def drawn_cases(dtypes: st.SearchStrategy[torch.dtype] = DTYPES) -> st.SearchStrategy[Case]:
     """Cases of products and row ops in the dtypes given."""
     return st.one_of(
-        drawn_products(dtypes), _grouped(dtypes), _loras(dtypes), _norms(dtypes), _gates(dtypes), _rotaries(dtypes),
-        _quantisers(dtypes), _routes(dtypes),
+        drawn_products(dtypes), _over_quantised(dtypes), _grouped(dtypes), _loras(dtypes), _norms(dtypes),
+        _gates(dtypes), _rotaries(dtypes), _quantisers(dtypes), _routes(dtypes),
     )  # fmt: skip
 
 
@@ -52,6 +62,34 @@ def drawn_products(draw: st.DrawFn, dtypes: st.SearchStrategy[torch.dtype]) -> C
     k = draw(st.integers(4, 700))
     point = gemm.Point(lane, draw(TOKENS), n, k, dtype, dtype, gate=gate, gap=draw(GAP), **epilogue)
     build = gemm.build_exact if lane == "exact" else gemm.build_statistical
+    return _case("gemm", point.spec, (lane,), functools.partial(build, point))
+
+
+@st.composite
+def _schemes(draw: st.DrawFn) -> QuantScheme:
+    """Weights of every format, over plain activations."""
+    quant_format = draw(st.sampled_from(QuantFormat))
+    if quant_format.block is not None:
+        return QuantScheme(quant_format)
+    if quant_format is QuantFormat.MXFP4:
+        return QuantScheme(quant_format, 32)
+    group_size = draw(st.sampled_from((0, -1, 16, 32, 48, 128)))
+    block_rows = draw(st.sampled_from((1, 2, 16, 128))) if group_size > 0 else 1
+    is_integer = quant_format in {QuantFormat.INT8, QuantFormat.INT4}
+    symmetric = not is_integer or block_rows > 1 or draw(st.booleans())
+    return QuantScheme(quant_format, group_size, symmetric, block_rows=block_rows)
+
+
+@st.composite
+def _over_quantised(draw: st.DrawFn, dtypes: st.SearchStrategy[torch.dtype]) -> Case:
+    """Products over quantised weights; N and K need be no multiples of a group, but of a GGUF block."""
+    scheme, lane = draw(_schemes()), draw(st.sampled_from(("exact", "statistical")))
+    block = scheme.format.block
+    k = draw(st.integers(1, 2)) * block.elements if block is not None else draw(st.integers(4, 400))
+    dtype = draw(dtypes)
+    out_dtype = torch.float32 if lane == "exact" else dtype
+    point = gemm_quant.Point(lane, scheme, draw(TOKENS), draw(st.integers(1, 150)), k, dtype, out_dtype)
+    build = gemm_quant.build_exact if lane == "exact" else gemm_quant.build_statistical
     return _case("gemm", point.spec, (lane,), functools.partial(build, point))
 
 
@@ -104,7 +142,7 @@ def _rotaries(draw: st.DrawFn, dtypes: st.SearchStrategy[torch.dtype]) -> Case:
 @st.composite
 def _quantisers(draw: st.DrawFn, dtypes: st.SearchStrategy[torch.dtype]) -> Case:
     group = draw(st.sampled_from((0, -1, 32, 64, 128)))
-    k = draw(st.integers(1, 4)) * group if group > 0 else draw(WIDTH)
+    k = draw(WIDTH)
     quant_format = draw(st.sampled_from(quantize.FORMATS))
     point = quantize.Point("exact", draw(dtypes), quant_format, group, draw(TOKENS), k, draw(GAP))
     spec = RowSpec(k, point.dtype, str(quant_format), group)

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.conformance.case import Case, computes_in
+from octavo.conformance.case import Case, Requirement, all_of, always, computes_in
 from octavo.conformance.draw import Draw
-from octavo.conformance.facts import dtype_name
+from octavo.conformance.facts import Facts, dtype_name
 from octavo.conformance.finding import Finding
 from octavo.conformance.grid.quant_weights import SPREAD, Drawn, cover_x, dense_x, exact_weight, typical_weight
 from octavo.conformance.harness.bench import Bench
+from octavo.conformance.lanes.accumulation import FP32, accumulation
 from octavo.conformance.lanes.exact import OUTPUT_BITS, exact
 from octavo.conformance.lanes.statistical import statistical
 from octavo.conformance.lanes.tolerance import UNIT, product_bound
@@ -104,7 +105,7 @@ def cases() -> Iterable[Case]:
             build=functools.partial(build_exact if point.lane == "exact" else build_statistical, point),
             profiles=_profiles(point),
             faults=_faults(point),
-            requires=computes_in(point.dtype),
+            requires=all_of(computes_in(point.dtype), _adds_up(point)),
         )
 
 
@@ -163,6 +164,18 @@ def _over_quantised_activations() -> Iterable[QuantScheme]:
         yield QuantScheme(quant_format, 128, activation=quant_format, block_rows=128, activation_group_size=128)
     for block_format in (QuantFormat.GGUF_Q8_0, QuantFormat.GGUF_Q4_K):
         yield QuantScheme(block_format, activation=INT8, activation_group_size=32)
+
+
+def _adds_up(point: Point) -> Requirement:
+    """A GGUF block's values have up to 14 bits, and the largest of int8's codes 7 more, which a term must keep."""
+    if point.scheme.format.block is None or point.scheme.activation is None:
+        return always
+
+    def requirement(facts: Facts) -> str | None:
+        declared = accumulation(facts.accumulation_of("gemm"))
+        return None if declared.bits >= FP32.bits else f"it adds up in {declared.name}, which holds no such term"
+
+    return requirement
 
 
 def _profiles(point: Point) -> frozenset[str]:
@@ -226,6 +239,8 @@ def build_statistical(point: Point, draw: Draw) -> Trial:
             x_dtype=point.dtype,
             # A kernel may multiply weights as it dequantised them, in x's dtype.
             operand_unit=UNIT[point.dtype],
+            # Or the codes themselves, and take the zero points off afterwards.
+            term_squares=weight.term_squares(x),
         )
         return [statistical("out", outputs["out"], want.out, bound)]
 

@@ -53,10 +53,9 @@ def exact_fields(layout: Layout, rows: int, blocks: int, draw: Draw, *, is_narro
 
 
 def largest(layout: Layout, numbers: Fields) -> int:
-    """The largest |d · scale · code| + |dmin · minimum| of any element, in units."""
+    """The largest |d · scale · code| + |d · scale · bias| + |dmin · minimum| of any element, in units."""
     scale = numbers.d if numbers.scales is None else numbers.d * numbers.scales
-    low, high = code_range(layout)
-    code = max(abs(low - layout.bias), abs(high - layout.bias))
+    code = max(abs(bound) for bound in code_range(layout)) + layout.bias
     offset = torch.zeros(1) if numbers.dmin is None else numbers.dmin
     offset = offset if numbers.minimums is None else offset * numbers.minimums
     return int((scale.abs().max() * code + offset.abs().max()) / UNIT)

@@ -143,9 +143,8 @@ def build_statistical(point: Point, draw: Draw) -> Trial:
     bounds = segment_bounds(EXPERTS, point.tokens, point.segments, draw)
 
     def check(outputs: Outputs) -> list[Finding]:
-        pieces = [
-            oracle.gemm(x[span], w.dense(), gate=point.gate) for span, w in zip(_spans(bounds), weights, strict=True)
-        ]
+        spans = _spans(bounds)
+        pieces = [oracle.gemm(x[s], w.dense(), gate=point.gate) for s, w in zip(spans, weights, strict=True)]
         want = torch.cat([p.out for p in pieces])
         bound = product_bound(
             want,
@@ -156,6 +155,9 @@ def build_statistical(point: Point, draw: Draw) -> Trial:
             slope=torch.cat([p.slope for p in pieces if isinstance(p.slope, torch.Tensor)]) if is_gated else 1.0,
             x_dtype=point.dtype,
             operand_unit=UNIT[point.dtype],  # as in gemm_quant
+            term_squares=torch.cat(
+                [w.term_squares(x[s], is_gated=is_gated) for s, w in zip(spans, weights, strict=True)]
+            ),
         )
         return [statistical("out", outputs["out"], want, bound)]
 

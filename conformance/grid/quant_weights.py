@@ -1,10 +1,12 @@
 """Quantised weights for the products' cases, in the parts that a loader would place, and the x that suits them.
 
-exact     scales are powers of two, neighbours along rows and columns differ, and a transposed grid differs too
-typical   codes near normal, scales of any mantissa
+    exact     scales are powers of two, neighbours along rows and columns differ, and a transposed grid differs too
+    typical   codes near normal, scales of any mantissa
 
-Drawn ── parts      QuantizedTensor and the row at which it is placed: two, so that a part's own scales matter
-      └─ largest    Σ of the sizes of an element's terms, in units: what one |x| = 1 costs of the accumulator's bits
+    Drawn ── parts      QuantizedTensor and the row at which it is placed: two, so that a part's own scales matter
+          └─ largest    the sizes of an element's terms together, in units: what |x| = 1 costs of the accumulator's bits
+
+GGUF's numbers are drawn in gguf_weights.py. gemm_quant.py and grouped_quant.py make cases of both.
 """
 
 from __future__ import annotations
@@ -52,6 +54,12 @@ class Drawn:
     def dense(self) -> torch.Tensor:
         """What it means, float64 [N, K], by the oracle's own tables."""
         return torch.cat([quantise.dequantise(part) for part, _ in self.parts])
+
+    def term_squares(self, x: torch.Tensor, *, is_gated: bool = False) -> torch.Tensor:
+        """Σ of the squares of what is added for each output, [M, N or N / 2], where codes and offsets are apart."""
+        sizes = torch.cat([quantise.term_sizes(part) for part, _ in self.parts])
+        squares = x.double().square() @ sizes.square().T
+        return sum(squares.chunk(2, dim=1), torch.zeros(())) if is_gated else squares
 
 
 def exact_weight(

@@ -107,6 +107,7 @@ def product_bound(
     x_dtype: torch.dtype = torch.bfloat16,
     operand_unit: float = 0.0,
     relative: float = 0.0,
+    term_squares: torch.Tensor | None = None,
 ) -> Bound:
     """A product's bound. c [M, N] after the epilogue, squares = Σ(ab)² of the product, [M, N].
 
@@ -119,12 +120,15 @@ def product_bound(
     this unit before the product: independent errors of u·|ab| at most: √2·u·√Σ(ab)², as above. Of one scale and codes
     1, 2, 4 the products round alike: all weights may be off by one factor, which the gain's unit has to hold.
     `relative`: an error common to all terms of an output (the norm's 1/rms): relative·|c|.
+    `term_squares`: of what is added, where that is more than ab. With zero points a kernel may add up Σx·code·scale and
+    subtract offset·Σx afterwards: both are larger than what they leave, and are rounded at their own size.
     """
     u_o, spread = UNIT[dtype], squares.sqrt()
+    added = spread if term_squares is None else term_squares.sqrt()
     steps = float(inner) if accumulation.truncating else math.sqrt(inner)
-    summing = accumulation.unit * steps * (spread + c.abs())
+    summing = accumulation.unit * steps * (added + c.abs())
     if x_dtype == torch.float32 and accumulation.operand_unit:
-        summing = summing + math.sqrt(2) * accumulation.operand_unit * spread
+        summing = summing + math.sqrt(2) * accumulation.operand_unit * added
     summing = (summing + math.sqrt(2) * operand_unit * spread + relative * c.abs()) * slope
     common = operand_unit + (accumulation.operand_unit if operand_unit and x_dtype == torch.float32 else 0.0)
     sigma = (u_o**2 / 3 * c.square() + summing.square()).sqrt()

@@ -15,7 +15,7 @@ Source: the GGUF specification and block definitions of the ggml project; checke
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -66,14 +66,13 @@ def decode(quant_format: QuantFormat, blocks: torch.Tensor) -> torch.Tensor:
 def fields(layout: Layout, blocks: torch.Tensor) -> Fields:
     """What n blocks [n, num_bytes] hold."""
     bits = (blocks[..., None].to(torch.int64) >> torch.arange(8) & 1).flatten(1)
-    grids = [None if at is None else _gather(bits, at) for at in (layout.scales, layout.minimums)]
-    scales = _signed(grids[0], layout.scales) if layout.is_scale_signed else grids[0]
-    codes = _gather(bits, layout.codes)
-    codes = _signed(codes, layout.codes) if layout.is_code_signed else codes
-    d, dmin = (None if at is None else _half(blocks, at) for at in (layout.d, layout.dmin))
-    assert codes is not None
-    assert d is not None
-    return Fields(codes, d, dmin, scales, grids[1])
+    return Fields(
+        codes=_gather(bits, layout.codes, is_signed=layout.is_code_signed),
+        d=_half(blocks, layout.d),
+        dmin=None if layout.dmin is None else _half(blocks, layout.dmin),
+        scales=None if layout.scales is None else _gather(bits, layout.scales, is_signed=layout.is_scale_signed),
+        minimums=None if layout.minimums is None else _gather(bits, layout.minimums),
+    )
 
 
 def values(layout: Layout, numbers: Fields) -> torch.Tensor:
@@ -85,6 +84,21 @@ def values(layout: Layout, numbers: Fields) -> torch.Tensor:
         offset = numbers.dmin if numbers.minimums is None else numbers.dmin * numbers.minimums
         grouped = grouped + offset[..., None] if layout.adds else grouped - offset[..., None]
     return grouped.reshape(count, -1)
+
+
+def sizes(quant_format: QuantFormat, blocks: torch.Tensor) -> torch.Tensor:
+    """|d · scale · code| + |d · scale · bias| + |dmin · minimum| of each element, float64 [N, K]."""
+    layout = layouts()[quant_format]
+    numbers = fields(layout, blocks.reshape(-1, layout.num_bytes))
+    positive = Fields(
+        numbers.codes.abs(),
+        numbers.d.abs(),
+        None if numbers.dmin is None else numbers.dmin.abs(),
+        None if numbers.scales is None else numbers.scales.abs(),
+        numbers.minimums,
+    )
+    summed = values(replace(layout, bias=-layout.bias, adds=True), positive)
+    return summed.reshape(blocks.shape[0], -1)
 
 
 def encode(layout: Layout, numbers: Fields) -> torch.Tensor:
@@ -104,16 +118,11 @@ def encode(layout: Layout, numbers: Fields) -> torch.Tensor:
     return blocks
 
 
-def _gather(bits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    return (bits[:, positions] << torch.arange(positions.shape[1])).sum(-1).double()
-
-
-def _signed(numbers: torch.Tensor | None, positions: torch.Tensor | None) -> torch.Tensor | None:
-    """Two's complement."""
-    if numbers is None or positions is None:
-        return numbers
-    bits = positions.shape[1]
-    return torch.where(numbers >= 2 ** (bits - 1), numbers - 2**bits, numbers)
+def _gather(bits: torch.Tensor, positions: torch.Tensor, *, is_signed: bool = False) -> torch.Tensor:
+    """The numbers whose bits lie at these positions; signed ones in two's complement."""
+    width = positions.shape[1]
+    numbers = (bits[:, positions] << torch.arange(width)).sum(-1).double()
+    return torch.where(numbers >= 2 ** (width - 1), numbers - 2**width, numbers) if is_signed else numbers
 
 
 def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:

@@ -52,17 +52,34 @@ def dequantise(weight: QuantizedTensor) -> torch.Tensor:
     scheme = weight.scheme
     if scheme.format.block is not None:
         return gguf.decode(scheme.format, weight.codes_NK)
-    n, k = weight.codes_NK.shape
-    if scheme.format is QuantFormat.MXFP4:
-        values = e2m1_values()[weight.codes_NK.to(torch.int64)]
-    else:
-        values = decode(weight.codes_NK)
-    rows = torch.zeros(n, dtype=torch.int64) if scheme.group_size == -1 else torch.arange(n) // scheme.block_rows
-    columns = torch.arange(k) // scheme.group_size if scheme.group_size > 0 else torch.zeros(k, dtype=torch.int64)
-    at = (rows[:, None], columns[None, :])
+    at, values = _scale_of_each(weight), _code_values(weight)
     if weight.zero_points is not None:
         values = values - weight.zero_points.double()[at]
     return values * weight.scales.double()[at]
+
+
+def term_sizes(weight: QuantizedTensor) -> torch.Tensor:
+    """|code · scale| + |zero point · scale| of each element, float64 [N, K]: what is added when both are apart."""
+    if weight.scheme.format.block is not None:
+        return gguf.sizes(weight.scheme.format, weight.codes_NK)
+    at, values = _scale_of_each(weight), _code_values(weight).abs()
+    if weight.zero_points is not None:
+        values = values + weight.zero_points.double().abs()[at]
+    return values * weight.scales.double().abs()[at]
+
+
+def _code_values(weight: QuantizedTensor) -> torch.Tensor:
+    if weight.scheme.format is QuantFormat.MXFP4:
+        return e2m1_values()[weight.codes_NK.to(torch.int64)]
+    return decode(weight.codes_NK)
+
+
+def _scale_of_each(weight: QuantizedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and column in the scales of each element's."""
+    scheme, (n, k) = weight.scheme, weight.codes_NK.shape
+    rows = torch.zeros(n, dtype=torch.int64) if scheme.group_size == -1 else torch.arange(n) // scheme.block_rows
+    columns = torch.arange(k) // scheme.group_size if scheme.group_size > 0 else torch.zeros(k, dtype=torch.int64)
+    return rows[:, None], columns[None, :]
 
 
 def decode(codes: torch.Tensor) -> torch.Tensor:

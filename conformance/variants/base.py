@@ -17,8 +17,8 @@ from octavo.conformance.case import Case
 from octavo.conformance.harness.host import HostBackend
 from octavo.core.backend import ReferenceOps
 
-Op = Callable[..., None]
-"""An op of the contract, with its signature."""
+Op = Callable[..., Any]
+"""An op of the contract, with its signature, or prepare_weight."""
 
 
 def unaltered(case: Case) -> Case:

@@ -12,11 +12,12 @@ from octavo.conformance.facts import Facts
 from octavo.conformance.harness.judge import judge
 from octavo.conformance.harness.result import Status
 from octavo.conformance.suite import select
-from octavo.conformance.variants import attention, data, merge, moe, product, rows, sampling
+from octavo.conformance.variants import attention, data, merge, moe, product, quantised, rows, sampling
 from octavo.conformance.variants.base import Variant
 
 VARIANTS: tuple[Variant, ...] = (
     *product.VARIANTS,
+    *quantised.VARIANTS,
     *attention.VARIANTS,
     *merge.VARIANTS,
     *rows.VARIANTS,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from octavo.conformance.variants.base import Op, Variant
+from octavo.conformance.variants.quantised import quantised_cases
 from octavo.core.backend import Epilogue, Gate, NormPrologue, PackedWeight
 from octavo.core.backend.reference.product import finish
 from octavo.core.backend.reference.quantize import fake_quantized
@@ -131,7 +132,7 @@ def _to_tf32(x: torch.Tensor) -> torch.Tensor:
 def _variant(name: str, what: str, multiply: Multiply, accumulation: str = "") -> Variant:
     ops = {"gemm": gemm_with(multiply), "grouped_gemm": grouped_gemm_with(multiply)}
     declares: dict[str, Any] = dict.fromkeys(ops, accumulation) if accumulation else {}
-    return Variant(f"gemm-{name}", what, tuple(ops), ops, declares)
+    return Variant(f"gemm-{name}", what, tuple(ops), ops, declares, cases=quantised_cases)
 
 
 VARIANTS = (
