@@ -10,16 +10,19 @@ import pytest
 from octavo.conformance.case import Case
 from octavo.conformance.grid.invariance import NOT_DECLARED
 from octavo.conformance.harness.host import HostBackend, NoOps
+from octavo.conformance.harness.judge import judge
 from octavo.conformance.harness.result import CaseResult, Status
 from octavo.conformance.harness.worker import BackendChoice, InProcess, make_backend, run_cases
 from octavo.conformance.profiles import PROFILES
 from octavo.conformance.suite import families, select
 
-FAMILIES = sorted({case.family for case in families().values()})
+ALONE = [case for case in families().values() if case.world == 1]
+FAMILIES = sorted({case.family for case in ALONE})
+SMALL_BYTES = 64 * 1024
 
 
 def of(family: str, profile: str) -> list[Case]:
-    return [case for case in families().values() if case.family == family and PROFILES[profile].contains(case)]
+    return [case for case in ALONE if case.family == family and PROFILES[profile].contains(case)]
 
 
 def bad(results: list[CaseResult], *allowed: Status) -> list[str]:
@@ -44,6 +47,16 @@ def test_the_reference_passes(family: str) -> None:
 def test_the_cpu_passes(family: str, cpu: InProcess) -> None:
     results, _ = run_cases(cpu, of(family, "core"), seed=4)
     assert bad(results, Status.PASS, Status.FALLBACK) == []
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_the_reference_passes_in_groups(world: int) -> None:
+    """Small messages, as threads; test_group.py has the processes."""
+    cases = [case for case in families().values() if case.world == world and case.axes["calls"] == "1"]
+    cases = [case for case in cases if int(case.axes["bytes"]) <= (SMALL_BYTES if world == 2 else 256)]
+    assert {case.axes["dtype"] for case in cases} == {"float32", "bfloat16", "float16"}
+    results = [judge(case, HostBackend(), 3, peers=[HostBackend() for _ in range(1, world)]) for case in cases]
+    assert bad(results, Status.PASS) == []
 
 
 def test_a_device_without_ops_passes_by_fallback_and_does_not_earn_the_profile() -> None:
