@@ -62,6 +62,10 @@ def probe_yes() -> Available:
     return Available("sixteen cores")
 
 
+def probe_emulates() -> Available:
+    return Available("a chip, emulated", is_emulated=True)
+
+
 def probe_no() -> Refusal:
     return Refusal("no driver", "install one")
 
@@ -226,6 +230,16 @@ def test_auto_with_nothing_available_gives_every_reason() -> None:
     registry = registry_of(info("a", probe=f"{HERE}:probe_no"), info("b", probe=f"{HERE}:probe_fails"))
     with pytest.raises(BackendUnavailable, match=r"a \(no driver; install one\), b \(.*bad firmware"):
         registry.choose("auto")
+
+
+def test_auto_passes_by_what_is_only_emulated() -> None:
+    emulated = info("chip", priority=9, probe=f"{HERE}:probe_emulates")
+    assert registry_of(info("slow"), emulated).choose().name == "slow"
+    assert registry_of(info("slow"), emulated).choose("chip").name == "chip"
+    with pytest.raises(
+        BackendUnavailable, match=r"no backend can run here: chip \(only emulated here; ask for it by name"
+    ):
+        registry_of(emulated).choose()
 
 
 def test_a_named_backend_never_becomes_another() -> None:

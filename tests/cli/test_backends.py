@@ -53,6 +53,14 @@ def test_each_backend_is_listed_with_its_answer(three_backends, capsys):
     assert "<- auto" not in slower
 
 
+def test_an_emulated_backend_is_called_so_and_auto_passes_it_by(three_backends, monkeypatch, capsys):
+    monkeypatch.setitem(ANSWERS, "fast", Available("a chip, emulated", is_emulated=True))
+    assert main(["backends"]) == 0
+    fast, slow, _ = capsys.readouterr().out.splitlines()
+    assert fast.split() == ["fast", "emulated", "a", "chip,", "emulated", "[pkg-fast]"]
+    assert "<- auto" in slow
+
+
 def test_engine_flags_need_a_model(three_backends, capsys):
     assert main(["backends", "--dtype", "float32"]) == 2
     assert "--dtype needs --ops MODEL" in capsys.readouterr().err

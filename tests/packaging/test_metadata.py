@@ -76,3 +76,8 @@ def test_links_lead_to_the_code(name):
     link = ROOT / "src" / "octavo" / name
     assert link.is_dir()
     assert link.resolve() == ROOT / name
+
+
+def test_every_backend_of_the_tree_has_an_entry_point():
+    plugins = {path.parent.name for path in (ROOT / "backends").glob("*/plugin.py")}
+    assert PROJECT["entry-points"]["octavo.backends"] == {name: f"octavo.backends.{name}.plugin" for name in plugins}

@@ -65,3 +65,14 @@ def test_a_wheel_holds_the_templates_of_a_new_backend(read_setup):
         Path(name).name for package, _, _, names in command.data_files if package == "octavo.core.cli" for name in names
     }
     assert held >= {path.name for path in (ROOT / "core/cli/skeleton").iterdir()}
+
+
+def test_a_wheel_holds_what_backends_keep_beside_their_code(read_setup):
+    """Launch parameters and known gaps: without them a kernel does not start, and a report counts gaps as faults."""
+    command = read_setup(ROOT, "bdist_wheel").get_command_obj("build_py")
+    command.ensure_finalized()
+    held = {Path(package.replace("octavo.", "").replace(".", "/"), name.split(f"{source}/", 1)[-1])
+            for package, source, _, names in command.data_files for name in names}  # fmt: skip
+    beside = {path.relative_to(ROOT) for path in (ROOT / "backends").rglob("*.toml")}
+    assert {Path("backends/cuda/gaps.toml"), Path("backends/rocm/gaps.toml")} <= beside
+    assert held >= beside
