@@ -14,13 +14,22 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from octavo.conformance.harness.result import CaseResult, Status
 from octavo.conformance.report.json import Report, Run
-from octavo.core.backend import DeviceBackend, KVCache, KVCacheSpec, StepBuffers
+from octavo.core.backend import (
+    AttentionSpec,
+    CacheSpec,
+    DeviceBackend,
+    KVCache,
+    KVCacheSpec,
+    KVLayout,
+    OpSpec,
+    StepBuffers,
+)
 from octavo.core.backend.workloads import Cost, Tensors, Workload, workloads
 from octavo.core.base.errors import ConfigError
 
@@ -60,7 +69,7 @@ class Limits:
 
 def time_all(backend: DeviceBackend, only: str | None, *, on_result: Progress | None = None) -> list[CaseResult]:
     """Time what `only` (an op, a name or a prefix) leaves. Raises ConfigError when that is nothing."""
-    every = workloads(FP8[backend.capabilities.fp8])
+    every = workloads(activation_dtype(backend), FP8[backend.capabilities.fp8])
     chosen = [w for w in every if only is None or w.op == only or _name(w).startswith(only)]
     if not chosen:
         raise ConfigError(f"no workload fits {only}", field="only")
@@ -71,6 +80,11 @@ def time_all(backend: DeviceBackend, only: str | None, *, on_result: Progress | 
         if on_result is not None:
             on_result(results[-1], len(results), len(chosen))
     return results
+
+
+def activation_dtype(backend: DeviceBackend) -> torch.dtype:
+    """What models compute in when nobody asks for anything else."""
+    return backend.capabilities.activation_dtype[backend.capabilities.default_dtype]
 
 
 def measured_limits(backend: DeviceBackend) -> Limits:
@@ -127,7 +141,9 @@ def _result(backend: DeviceBackend, workload: Workload, limits: Limits) -> CaseR
         result.status, result.implementation, result.detail = Status.FALLBACK, "fallback", f"not timed: {refusal}"
         return result
     try:
-        tensors = Tensors(backend.device, lambda spec, blocks: _kv_cache(backend, spec, blocks))
+        tensors = Tensors(
+            backend.device, activation_dtype(backend), lambda spec, blocks: _kv_cache(backend, spec, blocks)
+        )
         call = _recorded(backend, workload.prepare(backend.ops, tensors))
         seconds = seconds_of(backend, call)
     except Exception as error:
@@ -163,8 +179,18 @@ def _recorded(backend: DeviceBackend, call: Callable[[], None]) -> Callable[[], 
 def _refusal(backend: DeviceBackend, workload: Workload) -> str | None:
     if getattr(backend.ops, workload.op, None) is None:
         return f"{backend.name} has no {workload.op}"
-    answer = backend.ops.supports(workload.op, workload.spec)
+    answer = backend.ops.supports(workload.op, _localized(backend, workload))
     return None if answer is None else answer.reason
+
+
+def _localized(backend: DeviceBackend, workload: Workload) -> OpSpec:
+    """The spec with the layout in which this backend keeps such a cache."""
+    spec = workload.spec
+    if not isinstance(spec, AttentionSpec | CacheSpec) or workload.op == "attention":
+        return spec
+    v_head_dim = 0 if spec.layout is KVLayout.MLA else spec.v_head_dim
+    kv_spec = KVCacheSpec(spec.num_kv_heads, spec.head_dim, v_head_dim, spec.kv_dtype, spec.block_size)
+    return replace(spec, layout=_kv_cache(backend, kv_spec, 1).layout)
 
 
 def _kv_cache(backend: DeviceBackend, spec: KVCacheSpec, num_blocks: int) -> KVCache:

@@ -79,7 +79,7 @@ def list_builds(make_ops: Callable[[Gpu], Any], chip: Chip, table: TuningTable, 
     """
     fp8 = torch.float8_e4m3fn if chip.fp8 == "e4m3fn" else torch.float8_e4m3fnuz
     builds: dict[tuple[Any, ...], Build] = {}
-    for workload in workloads(fp8):
+    for workload in workloads(torch.bfloat16, fp8):
         for label, records in _launches(make_ops, chip, table, workload):
             for record in records:
                 key = (workload.op, *identity(record))
@@ -98,7 +98,7 @@ def _launches(
         recorder = Recorder()
         ops = make_ops(Gpu(META, chip, recorder, pinned))
         if hasattr(ops, workload.op) and ops.supports(workload.op, workload.spec) is None:
-            workload.prepare(ops, Tensors(META, _kv_cache))()
+            workload.prepare(ops, Tensors(META, torch.bfloat16, _kv_cache))()
         return recorder.records
 
     default = PinnedTable(table)

@@ -20,8 +20,13 @@ from octavo.core.backend.workloads.base import Cost, Tensors, Workload
 __all__ = ["Cost", "Tensors", "Workload", "workloads"]
 
 
-def workloads(fp8: torch.dtype | None) -> Iterator[Workload]:
-    """All of them; fp8 is the device's 8-bit float, None where it has none."""
-    yield from attention.workloads(fp8)
-    yield from products.workloads(fp8)
-    yield from rows.workloads(fp8)
+def workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]:
+    """All of them.
+
+    Args:
+        dtype: of activations, plain weights and plain KV.
+        fp8: the device's 8-bit float; None where it has none.
+    """
+    yield from attention.workloads(dtype, fp8)
+    yield from products.workloads(dtype, fp8)
+    yield from rows.workloads(dtype, fp8)

@@ -11,7 +11,7 @@ import torch
 
 from octavo.core.backend.kv import AttentionMetadata, KVCacheSpec, KVLayout
 from octavo.core.backend.specs import AttentionSpec, CacheSpec
-from octavo.core.backend.workloads.base import BF16, F32, INT32, INT64, Cost, Tensors, Workload
+from octavo.core.backend.workloads.base import F32, INT32, INT64, Cost, Tensors, Workload, operand
 
 Call = Callable[[], None]
 
@@ -73,29 +73,30 @@ SINKS = Heads(64, 8, 64, window=128, has_sinks=True)
 DECODE, LONG, DRAFTS, CHUNK = Batch(64, 1, 4096), Batch(4, 1, 32768), Batch(64, 4, 4096), Batch(2, 2048, 8192)
 
 
-def workloads(fp8: torch.dtype | None) -> Iterator[Workload]:
-    yield _paged("llama8b-decode", LLAMA8B, DECODE, BF16)
-    yield _paged("llama8b-long", LLAMA8B, LONG, BF16)
-    yield _paged("llama8b-drafts", LLAMA8B, DRAFTS, BF16)
-    yield _paged("llama8b-chunk", LLAMA8B, CHUNK, BF16)
-    yield _paged("gemma-decode", GEMMA, DECODE, BF16)
-    yield _paged("gemma-chunk", GEMMA, CHUNK, BF16)
-    yield _paged("sinks-decode", SINKS, DECODE, BF16)
-    yield _paged("sinks-chunk", SINKS, CHUNK, BF16)
+def workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]:
+    yield _paged("llama8b-decode", LLAMA8B, DECODE, dtype)
+    yield _paged("llama8b-long", LLAMA8B, LONG, dtype)
+    yield _paged("llama8b-drafts", LLAMA8B, DRAFTS, dtype)
+    yield _paged("llama8b-chunk", LLAMA8B, CHUNK, dtype)
+    yield _paged("gemma-decode", GEMMA, DECODE, dtype)
+    yield _paged("gemma-chunk", GEMMA, CHUNK, dtype)
+    yield _paged("sinks-decode", SINKS, DECODE, dtype)
+    yield _paged("sinks-chunk", SINKS, CHUNK, dtype)
     if fp8 is not None:
-        yield _paged("llama8b-decode-fp8", LLAMA8B, DECODE, fp8)
-        yield _paged("llama8b-chunk-fp8", LLAMA8B, CHUNK, fp8)
-    yield _contiguous("deepseek-prefill", Heads(16, 16, 192), 4096, v_head_dim=128)
-    yield _latent("deepseek-decode", Batch(64, 1, 4096, 64))
-    yield _latent("deepseek-drafts", Batch(64, 2, 4096, 64))
-    yield _write("llama8b-write-m64", 64, BF16)
-    yield _write("llama8b-write-m4096", 4096, BF16)
+        yield _paged("llama8b-decode-fp8", LLAMA8B, DECODE, dtype, fp8)
+        yield _paged("llama8b-chunk-fp8", LLAMA8B, CHUNK, dtype, fp8)
+    yield _contiguous("deepseek-prefill", dtype, Heads(16, 16, 192), 4096, v_head_dim=128)
+    yield _latent("deepseek-decode", dtype, Batch(64, 1, 4096, 64))
+    yield _latent("deepseek-drafts", dtype, Batch(64, 2, 4096, 64))
+    yield _write("llama8b-write-m64", 64, dtype)
+    yield _write("llama8b-write-m4096", 4096, dtype)
     if fp8 is not None:
-        yield _write("llama8b-write-fp8-m4096", 4096, fp8)
+        yield _write("llama8b-write-fp8-m4096", 4096, dtype, fp8)
 
 
-def _paged(name: str, heads: Heads, batch: Batch, kv_dtype: torch.dtype) -> Workload:
+def _paged(name: str, heads: Heads, batch: Batch, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> Workload:
     H, K, D = heads.H, heads.K, heads.D
+    kv_dtype = kv_dtype or dtype
     kv_spec = KVCacheSpec(K, D, D, kv_dtype, batch.block_size, heads.window)
     has_scale = kv_dtype.itemsize == 1
 
@@ -116,16 +117,16 @@ def _paged(name: str, heads: Heads, batch: Batch, kv_dtype: torch.dtype) -> Work
         )
 
     spec = AttentionSpec(
-        H, K, D, D, BF16, kv_dtype, batch.block_size, KVLayout.NHD, window=heads.window,
+        H, K, D, D, dtype, kv_dtype, batch.block_size, KVLayout.NHD, window=heads.window,
         softcap=heads.softcap is not None, sinks=heads.has_sinks, kv_scale="tensor" if has_scale else "none",
     )  # fmt: skip
     keys = min(batch.context, batch.query - 1 + (heads.window or batch.context))
-    moved = batch.requests * keys * kv_spec.token_bytes + 2 * batch.tokens * H * D * 2
-    cost = Cost(moved, {"bfloat16": 4.0 * batch.pairs(heads.window) * H * D})
+    moved = batch.requests * keys * kv_spec.token_bytes + 2 * batch.tokens * H * D * dtype.itemsize
+    cost = Cost(moved, {operand(dtype): 4.0 * batch.pairs(heads.window) * H * D})
     return Workload(name, "paged_attention", spec, prepare, cost, wide_loads=True)
 
 
-def _contiguous(name: str, heads: Heads, tokens: int, *, v_head_dim: int) -> Workload:
+def _contiguous(name: str, dtype: torch.dtype, heads: Heads, tokens: int, *, v_head_dim: int) -> Workload:
     H, D = heads.H, heads.D
 
     def prepare(ops: Any, tensors: Tensors) -> Call:
@@ -142,15 +143,15 @@ def _contiguous(name: str, heads: Heads, tokens: int, *, v_head_dim: int) -> Wor
             softmax_scale=D**-0.5,
         )
 
-    spec = AttentionSpec(H, H, D, v_head_dim, BF16, BF16, 1, KVLayout.NHD)
-    moved = tokens * H * (2 * D + 2 * v_head_dim) * 2
-    cost = Cost(moved, {"bfloat16": 2.0 * (tokens * (tokens + 1) // 2) * H * (D + v_head_dim)})
+    spec = AttentionSpec(H, H, D, v_head_dim, dtype, dtype, 1, KVLayout.NHD)
+    moved = tokens * H * (2 * D + 2 * v_head_dim) * dtype.itemsize
+    cost = Cost(moved, {operand(dtype): 2.0 * (tokens * (tokens + 1) // 2) * H * (D + v_head_dim)})
     return Workload(name, "attention", spec, prepare, cost, wide_loads=True)
 
 
-def _latent(name: str, batch: Batch) -> Workload:
+def _latent(name: str, dtype: torch.dtype, batch: Batch) -> Workload:
     H, C, R = 16, 512, 64
-    kv_spec = KVCacheSpec(1, C + R, 0, BF16, batch.block_size)
+    kv_spec = KVCacheSpec(1, C + R, 0, dtype, batch.block_size)
 
     def prepare(ops: Any, tensors: Tensors) -> Call:
         return functools.partial(
@@ -163,14 +164,15 @@ def _latent(name: str, batch: Batch) -> Workload:
             softmax_scale=192**-0.5,
         )
 
-    spec = AttentionSpec(H, 1, C + R, C, BF16, BF16, batch.block_size, KVLayout.MLA)
-    moved = batch.requests * batch.context * kv_spec.token_bytes + batch.tokens * H * (2 * C + R) * 2
-    cost = Cost(moved, {"bfloat16": 2.0 * batch.pairs(None) * H * (2 * C + R)})
+    spec = AttentionSpec(H, 1, C + R, C, dtype, dtype, batch.block_size, KVLayout.MLA)
+    moved = batch.requests * batch.context * kv_spec.token_bytes + batch.tokens * H * (2 * C + R) * dtype.itemsize
+    cost = Cost(moved, {operand(dtype): 2.0 * batch.pairs(None) * H * (2 * C + R)})
     return Workload(name, "mla_attention", spec, prepare, cost, wide_loads=True)
 
 
-def _write(name: str, tokens: int, kv_dtype: torch.dtype) -> Workload:
+def _write(name: str, tokens: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> Workload:
     H, K, D, positions, blocks = LLAMA8B.H, LLAMA8B.K, LLAMA8B.D, 8192, 4096
+    kv_dtype = kv_dtype or dtype
     kv_spec = KVCacheSpec(K, D, D, kv_dtype, 16)
     has_scale = kv_dtype.itemsize == 1
 
@@ -192,7 +194,7 @@ def _write(name: str, tokens: int, kv_dtype: torch.dtype) -> Workload:
         )
 
     spec = CacheSpec(
-        K, D, D, BF16, kv_dtype, 16, KVLayout.NHD, "tensor" if has_scale else "none", num_heads=H, rotary_dim=D
+        K, D, D, dtype, kv_dtype, 16, KVLayout.NHD, "tensor" if has_scale else "none", num_heads=H, rotary_dim=D
     )
-    moved = tokens * (2 * H * D * 2 + 2 * K * D * 2 + kv_spec.token_bytes + D * 4)
+    moved = tokens * ((2 * H + 2 * K) * D * dtype.itemsize + kv_spec.token_bytes + D * 4)
     return Workload(name, "rope_write_kv", spec, prepare, Cost(moved))

@@ -12,7 +12,7 @@ from octavo.core.backend.kv import KVCache, KVCacheSpec
 from octavo.core.backend.quant import QuantFormat
 from octavo.core.backend.specs import OpSpec
 
-BF16, F32, INT32, INT64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
+F32, INT32, INT64 = torch.float32, torch.int32, torch.int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +40,21 @@ class Tensors:
     """Makes a workload's tensors on one device; on "meta" they hold no data.
 
     Attributes:
+        dtype: of activations, and of what is stored plain.
         make_kv: (spec, number of blocks) -> a layer's KV cache, in the backend's layout.
     """
 
     device: torch.device
+    dtype: torch.dtype
     make_kv: Callable[[KVCacheSpec, int], KVCache]
 
-    def normal(self, *shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Small numbers of both signs."""
-        if dtype.itemsize == 1:
-            return self.normal(*shape).to(dtype)
-        return torch.empty(shape, dtype=dtype, device=self.device).normal_(std=0.1)
+        return self.empty(*shape, dtype=dtype).normal_(std=0.1)
 
-    def empty(self, *shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """For outputs."""
-        return torch.empty(shape, dtype=dtype, device=self.device)
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """A host tensor's copy: indices, which must be valid ones."""
@@ -79,6 +79,11 @@ class Workload:
     prepare: Callable[[Any, Tensors], Callable[[], None]]
     cost: Cost
     wide_loads: bool = False
+
+
+def operand(dtype: torch.dtype) -> str:
+    """The dtype as `Cost.flops` names it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def fp8_format(fp8: torch.dtype) -> QuantFormat:

@@ -10,24 +10,24 @@ import torch
 
 from octavo.core.backend.quant import QuantScheme
 from octavo.core.backend.specs import LoraSpec, RowSpec
-from octavo.core.backend.workloads.base import BF16, F32, INT64, Cost, Tensors, Workload, fp8_format
+from octavo.core.backend.workloads.base import F32, INT64, Cost, Tensors, Workload, fp8_format, operand
 
 HIDDEN, INTERMEDIATE, VOCABULARY, EXPERTS, TOP_K = 4096, 14336, 128256, 128, 8
 Call = Callable[[], None]
 
 
-def workloads(fp8: torch.dtype | None) -> Iterator[Workload]:
+def workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]:
     for tokens in (64, 4096):
-        yield _norm(tokens)
-        yield _gate(tokens)
+        yield _norm(dtype, tokens)
+        yield _gate(dtype, tokens)
         yield _route(tokens)
         if fp8 is not None:
-            yield _quantize(tokens, fp8)
+            yield _quantize(dtype, tokens, fp8)
     yield _sample(64)
-    yield _adapters(64)
+    yield _adapters(dtype, 64)
 
 
-def _norm(tokens: int) -> Workload:
+def _norm(dtype: torch.dtype, tokens: int) -> Workload:
     def prepare(ops: Any, tensors: Tensors) -> Call:
         return functools.partial(
             ops.rms_norm,
@@ -38,20 +38,20 @@ def _norm(tokens: int) -> Workload:
             residual=tensors.normal(tokens, HIDDEN),
         )
 
-    spec = RowSpec(HIDDEN, BF16, "residual")
-    return Workload(f"norm-m{tokens}", "rms_norm", spec, prepare, Cost(tokens * 4 * HIDDEN * 2))
+    spec = RowSpec(HIDDEN, dtype, "residual")
+    return Workload(f"norm-m{tokens}", "rms_norm", spec, prepare, Cost(tokens * 4 * HIDDEN * dtype.itemsize))
 
 
-def _gate(tokens: int) -> Workload:
+def _gate(dtype: torch.dtype, tokens: int) -> Workload:
     def prepare(ops: Any, tensors: Tensors) -> Call:
         pair = tensors.normal(tokens, 2 * INTERMEDIATE)
         return functools.partial(ops.act_mul, pair, out=tensors.empty(tokens, INTERMEDIATE), gate="silu")
 
-    spec = RowSpec(2 * INTERMEDIATE, BF16, "silu")
-    return Workload(f"silu-m{tokens}", "act_mul", spec, prepare, Cost(tokens * 3 * INTERMEDIATE * 2))
+    spec = RowSpec(2 * INTERMEDIATE, dtype, "silu")
+    return Workload(f"silu-m{tokens}", "act_mul", spec, prepare, Cost(tokens * 3 * INTERMEDIATE * dtype.itemsize))
 
 
-def _quantize(tokens: int, fp8: torch.dtype) -> Workload:
+def _quantize(dtype: torch.dtype, tokens: int, fp8: torch.dtype) -> Workload:
     scheme = QuantScheme(fp8_format(fp8), 128)
 
     def prepare(ops: Any, tensors: Tensors) -> Call:
@@ -63,8 +63,8 @@ def _quantize(tokens: int, fp8: torch.dtype) -> Workload:
             scales=tensors.empty(tokens, HIDDEN // 128, dtype=F32),
         )
 
-    spec = RowSpec(HIDDEN, BF16, str(scheme.format), 128)
-    return Workload(f"fp8-groups-m{tokens}", "quantize", spec, prepare, Cost(tokens * 3 * HIDDEN))
+    spec = RowSpec(HIDDEN, dtype, str(scheme.format), 128)
+    return Workload(f"fp8-groups-m{tokens}", "quantize", spec, prepare, Cost(tokens * HIDDEN * (dtype.itemsize + 1)))
 
 
 def _route(tokens: int) -> Workload:
@@ -97,7 +97,7 @@ def _sample(rows: int) -> Workload:
     return Workload(f"vocabulary-m{rows}", "sample", RowSpec(VOCABULARY, F32), prepare, Cost(rows * VOCABULARY * 4))
 
 
-def _adapters(tokens: int) -> Workload:
+def _adapters(dtype: torch.dtype, tokens: int) -> Workload:
     rank, adapters = 16, 8
 
     def prepare(ops: Any, tensors: Tensors) -> Call:
@@ -111,6 +111,6 @@ def _adapters(tokens: int) -> Workload:
             out=tensors.normal(tokens, HIDDEN),
         )
 
-    moved = tokens * 3 * HIDDEN * 2 + adapters * 2 * HIDDEN * rank * 2
-    cost = Cost(moved, {"bfloat16": 4.0 * tokens * HIDDEN * rank})
-    return Workload(f"adapters-m{tokens}", "lora_gemm", LoraSpec(HIDDEN, HIDDEN, rank, BF16), prepare, cost)
+    moved = (tokens * 3 + adapters * 2 * rank) * HIDDEN * dtype.itemsize
+    cost = Cost(moved, {operand(dtype): 4.0 * tokens * HIDDEN * rank})
+    return Workload(f"adapters-m{tokens}", "lora_gemm", LoraSpec(HIDDEN, HIDDEN, rank, dtype), prepare, cost)
