@@ -11,9 +11,11 @@ Source of the share: Williams et al. 2009 (roofline).
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -87,6 +89,18 @@ def activation_dtype(backend: DeviceBackend) -> torch.dtype:
     return backend.capabilities.activation_dtype[backend.capabilities.default_dtype]
 
 
+@contextmanager
+def _all_host_threads() -> Iterator[None]:
+    """A backend on the host may keep torch to one thread, which would measure one core and not the device."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@_all_host_threads()
 def measured_limits(backend: DeviceBackend) -> Limits:
     """Of the device, through torch's own copy and product."""
     free = backend.memory_info().free_bytes
