@@ -129,11 +129,11 @@ def test_it_is_served(server: str, wanted: list[list[int]]) -> None:
     assert reply.json()["usage"]["completion_tokens"] == len(wanted[0])
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_acme_earns_core(environment: Environment) -> None:
-    """All of it, by the command that its README gives: 979 cases in 105 s on two idle cores."""
+    """All of it, by its README's command: 979 cases in 105 s on two idle cores, 610 s beside ten busy processes."""
     command = "octavo conform --backend acme --profile core --timeout 600 --json acme.json"
-    done = environment.run(command, timeout_s=900)
+    done = environment.run(command, timeout_s=1800)
     assert done.returncode == 0, done.stdout
     assert done.stdout.rstrip().endswith("profile core: met")
     report = json.loads((environment.folder / "acme.json").read_text())
