@@ -30,6 +30,7 @@ from octavo.backends.common.workspace import Workspace
 from octavo.core.backend import (
     Epilogue,
     GemmSpec,
+    GroupedGemmSpec,
     NormPrologue,
     OpSpec,
     PackedWeight,
@@ -171,13 +172,13 @@ class ProductOps(ABC):
         weight, tail = self._checked(x_TK, w, out, prologue, epilogue)
         if not x_TK.shape[0]:
             return
-        x = self._activations(x_TK, weight)
+        x = self.activations(x_TK, weight)
         if x.is_native:
             self._gemm_scaled(x, weight, out, tail)
         elif weight.form.name != "plain" or x_TK.dtype != weight.codes.dtype:
             self._gemm_codes(x, weight, out, tail)
         else:
-            entry = self._entry("gemm", x_TK.dtype, x_TK.shape[0], weight.spec.out_features)
+            entry = self.entry("gemm", x_TK.dtype, x_TK.shape[0], weight.spec.out_features)
             constants = dict(entry.constants)
             if taken(constants, "LIBRARY", 0) and not self._gpu.deterministic and _is_bare(weight, out, tail):
                 torch.mm(x_TK, weight.codes[:, : weight.spec.in_features].T, out=out)
@@ -224,7 +225,7 @@ class ProductOps(ABC):
             w.codes.stride(0), N, out.stride(0), scale, FORM=w.form.name, GROUP=w.form.group, **entry.constants,
         )  # fmt: skip
 
-    def _activations(self, x_TK: torch.Tensor, w: GpuWeight) -> Activations:
+    def activations(self, x_TK: torch.Tensor, w: GpuWeight) -> Activations:
         """x as the weight's scheme asks for it. Codes live in the workspace until the next product."""
         scheme = None if w.spec.scheme is None else w.spec.scheme.for_activations()
         if scheme is None:
@@ -242,21 +243,26 @@ class ProductOps(ABC):
         is_native = self._is_native(scheme.format, w.form)
         return Activations(codes[:, :K], x_TK.dtype, scales, max(scheme.group_size, 0), is_native)
 
-    def _entry(self, kernel: str, operand: torch.dtype, tokens: int, width: int) -> Entry:
+    def entry(self, kernel: str, operand: torch.dtype, tokens: int, width: int) -> Entry:
+        """The launch parameters of a product of that many rows, N of `width`."""
         m = INVARIANT_TOKENS if self._gpu.deterministic else 1 << (tokens - 1).bit_length()
         return self._gpu.tuning.pick(kernel, operand=_NAMES[operand], m=m, n=width)
 
     # -- checks -----------------------------------------------------------------------------------------------
     def _supports_gemm(self, spec: GemmSpec) -> Unsupported | None:
+        if spec.norm:
+            return Unsupported("the norm before a product is a kernel of its own")
+        if spec.quantize is not None or spec.argmax:
+            return Unsupported("quantising and argmax are kernels of their own")
+        return self.refused(spec)
+
+    def refused(self, spec: GemmSpec | GroupedGemmSpec) -> Unsupported | None:
+        """Why x and weight can't be multiplied, whatever stands around the product."""
         form = self._weight_form(spec.weight)
         if isinstance(form, Unsupported):
             return form
         if spec.x_dtype not in ACTIVATION_DTYPES or spec.out_dtype not in ACTIVATION_DTYPES:
             return Unsupported(f"activations are fp32, bf16 or fp16, not {spec.x_dtype} to {spec.out_dtype}")
-        if spec.norm:
-            return Unsupported("the norm before a product is a kernel of its own")
-        if spec.quantize is not None or spec.argmax:
-            return Unsupported("quantising and argmax are kernels of their own")
         if (spec.gate is not None) != spec.weight.gated:
             return Unsupported("a gated weight and a gated epilogue belong together")
         scheme = None if spec.weight.scheme is None else spec.weight.scheme.for_activations()

@@ -41,7 +41,7 @@ class GemmOps(ProductOps):
 
     def _gemm_scaled(self, x: Activations, w: GpuWeight, out: torch.Tensor, tail: Tail) -> None:
         M, N, K = x.codes_TK.shape[0], w.spec.out_features, w.spec.in_features
-        constants = narrowed(self._entry("gemm_scaled", x.codes_TK.dtype, M, N), w.form.group, x.group)
+        constants = narrowed(self.entry("gemm_scaled", x.codes_TK.dtype, M, N), w.form.group, x.group)
         block_m, block_n, block_k = (constants[f"BLOCK_{axis}"] for axis in "MNK")
         self._gpu.launch(
             quant_kernels.gemm_scaled, self._grid(M, N, constants),
@@ -52,7 +52,7 @@ class GemmOps(ProductOps):
 
     def _gemm_codes(self, x: Activations, w: GpuWeight, out: torch.Tensor, tail: Tail) -> None:
         M, N, K = x.codes_TK.shape[0], w.spec.out_features, w.spec.in_features
-        constants = narrowed(self._entry("gemm_codes", x.compute, M, N), w.form.group)
+        constants = narrowed(self.entry("gemm_codes", x.compute, M, N), w.form.group)
         self._gpu.launch(
             quant_kernels.gemm_codes, self._grid(M, N, constants), x.codes_TK, w.codes, w.scales_GN, w.offsets_GN,
             x.scales, out, tail.bias_N, tail.residual, M, N, K, w.form.half(K), x.codes_TK.stride(0),

@@ -7,12 +7,15 @@ from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.op_groups import OpGroups
 from octavo.backends.common.rows import RowOps
 from octavo.backends.cuda.gemm import GemmOps
+from octavo.backends.cuda.moe import MoeOps
 
 
 def make_ops(gpu: Gpu) -> OpGroups:
     """The ops of one device."""
     ops = OpGroups("cuda")
-    ops.take(GemmOps(gpu, None), ops=("gemm", "embed"), besides=("prepare_weight",))
+    products = GemmOps(gpu, None)
+    ops.take(products, ops=("gemm", "embed"), besides=("prepare_weight",))
+    ops.take(MoeOps(gpu, products), ops=("grouped_gemm",))
     ops.take(RowOps(gpu), ops=("rms_norm", "rotary", "act_mul"))
     ops.take(
         CacheOps(gpu),

@@ -37,7 +37,7 @@ class GemmOps(ProductOps):
 
     def _gemm_scaled(self, x: Activations, w: GpuWeight, out: torch.Tensor, tail: Tail) -> None:
         M, N, K = x.codes_TK.shape[0], w.spec.out_features, w.spec.in_features
-        constants = narrowed(self._entry("gemm_scaled", x.codes_TK.dtype, M, N), w.form.group, x.group)
+        constants = narrowed(self.entry("gemm_scaled", x.codes_TK.dtype, M, N), w.form.group, x.group)
         is_foreign = x.codes_TK.dtype == torch.float8_e4m3fn
         codes = x.codes_TK.view(torch.uint8) if is_foreign else x.codes_TK
         self._gpu.launch(
@@ -49,7 +49,7 @@ class GemmOps(ProductOps):
 
     def _gemm_codes(self, x: Activations, w: GpuWeight, out: torch.Tensor, tail: Tail) -> None:
         M, N, K = x.codes_TK.shape[0], w.spec.out_features, w.spec.in_features
-        constants = narrowed(self._entry("gemm_codes", x.compute, M, N), w.form.group)
+        constants = narrowed(self.entry("gemm_codes", x.compute, M, N), w.form.group)
         self._gpu.launch(
             quant_kernels.gemm_codes, self._grid(M, N, constants), x.codes_TK, w.codes, w.scales_GN, w.offsets_GN,
             x.scales, out, tail.bias_N, tail.residual, M, N, K, w.form.half(K), x.codes_TK.stride(0),

@@ -13,7 +13,7 @@ they meet in registers, and an output tile is BN / 2 wide.
 import triton
 import triton.language as tl
 
-from octavo.backends.common.kernels.numeric import cast
+from octavo.backends.common.kernels.numeric import cast, dot
 
 ROOT_2_OVER_PI = tl.constexpr(0.7978845608028654)
 ROOT_HALF = tl.constexpr(0.7071067811865476)
@@ -77,3 +77,25 @@ def finish(
     if residual is not None:
         acc += tl.load(residual + row_64 * stride_residual + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row_64 * stride_out + cols[None, :], cast(acc, out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def plain_tile(
+    x, w, out, bias, residual, rows, last_row, first_n, N, K, stride_x, stride_w, stride_out, stride_residual,
+    GATE: tl.constexpr, EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
+    """One tile of out, whole, read through pointers: rows `rows` (those below last_row), BLOCK_N of w from first_n on.
+
+    x and w of one float type. SWAP: w is the left operand, whose rows fill the long side of a matrix instruction.
+    EVEN_K: BLOCK_K divides K.
+    """
+    cols = first_n + tl.arange(0, BLOCK_N)
+    row_ok, col_ok = rows < last_row, cols < N
+    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
+    for first in tl.range(0, K, BLOCK_K):
+        x_MK = load_tile(x, rows, row_ok, stride_x, first, K, BLOCK_K, not EVEN_K)
+        w_NK = load_tile(w, cols, col_ok, stride_w, first, K, BLOCK_K, not EVEN_K)
+        acc = dot(w_NK, tl.trans(x_MK), acc) if SWAP else dot(x_MK, tl.trans(w_NK), acc)
+    acc_MN = tl.trans(acc) if SWAP else acc
+    finish(acc_MN, out, bias, residual, rows, row_ok, first_n, N, stride_out, stride_residual, GATE, BLOCK_M, BLOCK_N)

@@ -1,11 +1,10 @@
 """Products with quantised weights on Hopper.
 
-    gemm_scaled   codes @ codes     int8 or fp8 on both sides, on the tensor cores as they lie: as in kernels/gemm.py
-    gemm_codes    x @ codes         codes widened in registers, which wgmma takes as its left operand: kernels/codes.py
+    gemm_codes    x @ codes        codes widened in registers, from where wgmma takes them: common/kernels/codes.py
+    gemm_scaled   codes @ codes    int8 or fp8 on both sides, on the tensor cores as they lie, fed as in kernels/gemm.py
 
 8-bit floats: wgmma keeps some 14 bits of a running sum, so each BLOCK_K columns are summed from zero and then added in
-fp32. Integers add up in int32, exactly. Where scales belong to groups, each BLOCK_K columns lie in one group, and their
-sum is scaled before it is added.
+fp32. Integers add up in int32, exactly.
 """
 
 import triton
@@ -14,6 +13,7 @@ import triton.language as tl
 from octavo.backends.common.kernels.codes import codes_tile
 from octavo.backends.common.kernels.numeric import dot, dot_int8
 from octavo.backends.common.kernels.product import finish, tile_at
+from octavo.backends.common.kernels.scaled import add_scaled
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -55,20 +55,16 @@ def gemm_scaled(
         for first in tl.range(0, K, BLOCK_K):
             x_MK, w_NK = x.load([tile_m * BLOCK_M, first]), w.load([tile_n * BLOCK_N, first])
             left, right = (w_NK, tl.trans(x_MK)) if SWAP else (x_MK, tl.trans(w_NK))
-            if X_GROUP == 0 and W_GROUP == 0:
-                if left.dtype == tl.int8:
-                    total = dot_int8(left, right, total)
-                else:
-                    acc += dot(left, right, tl.zeros_like(acc))
-            else:
+            if X_GROUP > 0 or W_GROUP > 0:
                 x_M = tl.load(x_at + (first // X_GROUP if X_GROUP > 0 else 0), mask=rows < M, other=0.0)
                 w_N = tl.load(w_at + (first // W_GROUP if W_GROUP > 0 else 0) * stride_scales, mask=cols < N, other=0.0)
-                if left.dtype == tl.int8:
-                    part = dot_int8(left, right, tl.zeros_like(total)).to(tl.float32)
-                else:
-                    part = dot(left, right, tl.zeros_like(acc))
-                acc += part * (w_N[:, None] * x_M[None, :] if SWAP else x_M[:, None] * w_N[None, :])
-        acc_MN = tl.trans(acc + total.to(tl.float32)) if SWAP else acc + total.to(tl.float32)
+                acc = add_scaled(acc, total, left, right, x_M, w_N, SWAP)
+            elif left.dtype == tl.int8:
+                total = dot_int8(left, right, total)
+            else:
+                acc += dot(left, right, tl.zeros_like(acc))
+        acc += total.to(tl.float32)
+        acc_MN = tl.trans(acc) if SWAP else acc
         if X_GROUP == 0 and W_GROUP == 0:
             acc_MN *= tl.load(x_at, mask=rows < M, other=0.0)[:, None]
             acc_MN *= tl.load(w_at, mask=cols < N, other=0.0)[None, :]

@@ -13,8 +13,7 @@ SWAP: few tokens. The weight's rows fill the matrix instruction's long side, sum
 import triton
 import triton.language as tl
 
-from octavo.backends.common.kernels.numeric import dot
-from octavo.backends.common.kernels.product import finish, load_tile, tile_at
+from octavo.backends.common.kernels.product import plain_tile, tile_at
 
 
 @triton.jit
@@ -34,14 +33,7 @@ def gemm(
     """out = epilogue(x @ w.T); x and w of one float type, stored as they are."""
     num_m, num_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tile_m, tile_n = tile_at(tile_of_program(num_m * num_n, DIES), num_m, num_n, GROUP_M)
-    rows, cols = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
-    for first in tl.range(0, K, BLOCK_K):
-        x_MK = load_tile(x, rows, rows < M, stride_x, first, K, BLOCK_K, not EVEN_K)
-        w_NK = load_tile(w, cols, cols < N, stride_w, first, K, BLOCK_K, not EVEN_K)
-        acc = dot(w_NK, tl.trans(x_MK), acc) if SWAP else dot(x_MK, tl.trans(w_NK), acc)
-    acc_MN = tl.trans(acc) if SWAP else acc
-    finish(
-        acc_MN, out, bias, residual, rows, rows < M, tile_n * BLOCK_N, N, stride_out, stride_residual,
-        GATE, BLOCK_M, BLOCK_N,
+    plain_tile(
+        x, w, out, bias, residual, tile_m * BLOCK_M + tl.arange(0, BLOCK_M), M, tile_n * BLOCK_N, N, K,
+        stride_x, stride_w, stride_out, stride_residual, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
     )  # fmt: skip

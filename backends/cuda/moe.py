@@ -1,0 +1,64 @@
+"""Products of experts on Hopper: the launches of kernels/moe.py.
+
+As many programs as fit the chip at once, PER_UNIT of them a unit, or as many as there may be tiles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from octavo.backends.common.experts import ExpertOps, Experts
+from octavo.backends.common.kernels.codes import COMPUTE_TYPES
+from octavo.backends.common.products import Activations, is_even, taken
+from octavo.backends.cuda.kernels import moe as kernels
+from octavo.core.backend import Gate
+
+
+class MoeOps(ExpertOps):
+    """`grouped_gemm` of one device."""
+
+    def _grouped_gemm(
+        self, x: Activations, experts: Experts, segment_start: torch.Tensor, out: torch.Tensor, gate: Gate | None,
+        constants: dict[str, Any],
+    ) -> None:  # fmt: skip
+        w, T, E = experts.first, x.codes_TK.shape[0], len(experts.weights)
+        K = w.spec.in_features
+        self._gpu.launch(
+            kernels.grouped_gemm, self._grid(T, experts, constants), x.codes_TK, w.codes, experts.offsets[0],
+            segment_start, out, E, w.spec.out_features, K, x.codes_TK.stride(0), w.codes.stride(0), out.stride(0),
+            GATE=gate, EVEN_K=K % constants["BLOCK_K"] == 0, E_PAD=experts.padded, **constants,
+        )  # fmt: skip
+
+    def _grouped_scaled(
+        self, x: Activations, experts: Experts, segment_start: torch.Tensor, out: torch.Tensor, gate: Gate | None,
+        constants: dict[str, Any],
+    ) -> None:  # fmt: skip
+        w, T, E = experts.first, x.codes_TK.shape[0], len(experts.weights)
+        N, K = w.spec.out_features, w.spec.in_features
+        self._gpu.launch(
+            kernels.grouped_scaled, self._grid(T, experts, constants), x.codes_TK, w.codes, x.scales, w.scales_GN,
+            experts.offsets[0], experts.offsets[1], segment_start, out, E, N, K, x.codes_TK.stride(0),
+            w.codes.stride(0), x.scale_stride, N, out.stride(0), X_GROUP=x.group, W_GROUP=w.form.group, GATE=gate,
+            EVEN_K=K % constants["BLOCK_K"] == 0, E_PAD=experts.padded, **constants,
+        )  # fmt: skip
+
+    def _grouped_codes(
+        self, x: Activations, experts: Experts, segment_start: torch.Tensor, out: torch.Tensor, gate: Gate | None,
+        constants: dict[str, Any],
+    ) -> None:  # fmt: skip
+        w, T, E = experts.first, x.codes_TK.shape[0], len(experts.weights)
+        N, K = w.spec.out_features, w.spec.in_features
+        self._gpu.launch(
+            kernels.grouped_codes, self._grid(T, experts, constants), x.codes_TK, w.codes, w.scales_GN, w.offsets_GN,
+            x.scales, experts.offsets[0], experts.offsets[1], experts.offsets[2], segment_start, out, E, N, K,
+            w.form.half(K), x.codes_TK.stride(0), w.codes.stride(0), N, x.scale_stride, out.stride(0),
+            FORM=w.form.name, GROUP=w.form.group, COMPUTE=COMPUTE_TYPES[x.compute], GATE=gate,
+            EVEN_K=is_even(w.form, K, constants["BLOCK_K"]), E_PAD=experts.padded, **constants,
+        )  # fmt: skip
+
+    def _grid(self, tokens: int, experts: Experts, constants: dict[str, Any]) -> tuple[int]:
+        """One program a tile, or as many as the chip holds; takes PER_UNIT out of the constants."""
+        programs = self._gpu.chip.num_units * taken(constants, "PER_UNIT", 1)
+        return (min(self._most_tiles(tokens, experts, constants), programs),)
