@@ -43,7 +43,6 @@ class Group(Protocol):
     def _allgather_base(self, out: torch.Tensor, x: torch.Tensor, /) -> Any: ...
     def alltoall_base(self, out: torch.Tensor, x: torch.Tensor, out_sizes: list[int], x_sizes: list[int], /) -> Any: ...
     def broadcast(self, tensors: list[torch.Tensor], options: Any, /) -> Any: ...
-    def barrier(self) -> Any: ...
 
 
 class TorchCommunicator:
@@ -53,12 +52,16 @@ class TorchCommunicator:
     every call returns when its result is there, and raises RankLost.
     """
 
-    def __init__(self, group: Group, rank: int, world_size: int, *, capturable: bool) -> None:
+    def __init__(
+        self, group: Group, rank: int, world_size: int, *, capturable: bool, device: torch.device | None = None
+    ) -> None:
         """
         Args:
             group: a process group object of `world_size` ranks, for this communicator alone.
             capturable: whether its calls may be recorded into a Program.
+            device: where the tensors are; None for the host's.
         """
+        self._device = device if device is not None else torch.device("cpu")
         self.rank = rank
         self.world_size = world_size
         self.capturable = capturable
@@ -99,7 +102,10 @@ class TorchCommunicator:
             x.copy_(dense)
 
     def barrier(self) -> None:
-        self._run("barrier", lambda group: group.barrier())
+        # A transport's own barrier guesses its device, or only queues: a byte of everyone, read here, does neither.
+        arrived = torch.empty((self.world_size, 1), dtype=torch.uint8, device=self._device)
+        self._gather(torch.ones(1, dtype=torch.uint8, device=self._device), arrived, "barrier")
+        arrived.tolist()
 
     def close(self) -> None:
         self._group = None
@@ -125,9 +131,9 @@ class TorchCommunicator:
         return gathered[:count]
 
     # -- the wire ---------------------------------------------------------------------------------------------
-    def _gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def _gather(self, x: torch.Tensor, out: torch.Tensor, what: str = "all_gather") -> None:
         """Every rank's dense x, one after the other, to the dense out."""
-        self._run("all_gather", lambda group: group._allgather_base(_bytes(out), _bytes(x)))
+        self._run(what, lambda group: group._allgather_base(_bytes(out), _bytes(x)))
 
     def _exchange(self, x: torch.Tensor, parts: torch.Tensor, sizes: list[int]) -> None:
         """Elements of the dense x, `sizes[r]` to rank r; parts[r] = what rank r has for this one."""
@@ -179,8 +185,7 @@ def process_group(
     try:
         store = _dist.TCPStore(host.strip("[]"), int(port), world_size, rank == 0, limit, wait_for_workers=False)
         group = make(store, rank, world_size, limit, host.strip("[]"))
-        # Rank 0 holds the store: it must not leave before the last one has read from it.
-        group.barrier().wait()
+        _meet(store, rank, world_size, limit)
     except RuntimeError as error:
         raise BackendUnavailable(
             f"rank {rank} could not meet the {world_size} ranks of its group at {address} within {timeout_s:g} s: "
@@ -188,6 +193,16 @@ def process_group(
             field="address",
         ) from error
     return group
+
+
+def _meet(store: Any, rank: int, world_size: int, limit: datetime.timedelta) -> None:
+    """Return when all ranks are there. Rank 0, which holds the store, also waits until all have read that."""
+    ranks = range(world_size)
+    store.set(f"here/{rank}", b"1")
+    store.wait([f"here/{other}" for other in ranks], limit)
+    store.set(f"met/{rank}", b"1")
+    if rank == 0:
+        store.wait([f"met/{other}" for other in ranks], limit)
 
 
 def _gloo(store: Any, rank: int, world_size: int, limit: datetime.timedelta, host: str) -> Group:

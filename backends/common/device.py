@@ -167,7 +167,7 @@ class GpuBackend:
 
         self._runtime.use(self._stream)
         group = process_group(self._runtime.transport, rank, world_size, address)
-        return TorchCommunicator(group, rank, world_size, capturable=not self._runtime.is_emulated)
+        return TorchCommunicator(group, rank, world_size, capturable=not self._runtime.is_emulated, device=self.device)
 
     def close(self) -> None:
         if self._staging is None:
