@@ -32,19 +32,24 @@ Empty = Callable[[int, torch.dtype], torch.Tensor]
 
 
 class Scratch:
-    """A device buffer of one dtype that grows and is reused."""
+    """A device buffer of one dtype that grows and is reused.
+
+    A recorded step holds the address of the buffer that it was recorded with, so an outgrown one is kept: sizes at
+    least double, and all of them together are less than twice the last.
+    """
 
     def __init__(self, empty: Empty, dtype: torch.dtype) -> None:
         self._empty = empty
         self._dtype = dtype
-        self._flat: torch.Tensor | None = None
+        self._buffers: list[torch.Tensor] = []
 
     def take(self, *shape: int) -> torch.Tensor:
         """An uninitialised tensor, valid until the next take."""
         count = math.prod(shape)
-        if self._flat is None or self._flat.numel() < count:
-            self._flat = self._empty(count, self._dtype)
-        return self._flat[:count].view(shape)
+        if not self._buffers or self._buffers[-1].numel() < count:
+            larger = max(count, 2 * self._buffers[-1].numel()) if self._buffers else count
+            self._buffers.append(self._empty(larger, self._dtype))
+        return self._buffers[-1][:count].view(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from octavo.core.backend import (
     Unsupported,
     WeightSpec,
 )
+from octavo.core.backend.composites import Scratch
 from octavo.core.base.errors import BackendUnavailable, UnsupportedOp
 from tests.backend.ragged import make_cache
 
@@ -430,3 +432,20 @@ def test_a_grouped_gemm_becomes_a_gemm_per_expert() -> None:
     reference.grouped_gemm(x, weights, starts, out=expected, gate="silu")
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     assert ops.calls == ["gemm", "act_mul"] * 2
+
+
+def test_an_outgrown_scratch_stays_for_the_programs_that_know_its_address() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def empty(count: int, dtype: torch.dtype) -> torch.Tensor:
+        buffer = torch.empty(count, dtype=dtype)
+        made.append(weakref.ref(buffer))
+        return buffer
+
+    scratch = Scratch(empty, torch.float32)
+    sizes = [scratch.take(rows, 8).shape[0] for rows in (*range(1, 100), 3)]
+    assert sizes == [*range(1, 100), 3]
+    buffers = [buffer() for buffer in made]
+    assert all(buffer is not None for buffer in buffers)
+    assert len(buffers) <= 8
+    assert sum(buffer.numel() for buffer in buffers if buffer is not None) < 2 * 128 * 8
