@@ -21,7 +21,8 @@ class Capabilities:
         device_name, arch: for people and reports.
         activation_dtype: what models compute in, for each storage dtype of weights.
         default_dtype: storage dtype when the user asks for "auto" and the checkpoint leaves it open.
-        kv_dtypes: storage dtypes of the KV cache, the default first.
+        kv_dtypes: storage dtypes of the KV cache. "auto" takes what the model computes in, or, where that is not among
+            them, the first.
         fp8: flavour of 8-bit floats ("e4m3fn", "e4m3fnuz") or None.
         total_memory_bytes: of the device.
         graphs: whether `compile` records a step.

@@ -78,16 +78,23 @@ def resolve_sizes(
         )
     max_num_seqs = _seqs_of_buckets(config.max_num_seqs, device)
     default_tokens = max(device.default_max_num_batched_tokens, max_num_seqs)
+    dtype = _stored_dtype(
+        "dtype", config.dtype, tuple(device.activation_dtype), _weight_dtype(checkpoint_config, device)
+    )
     return EngineSizes(
-        dtype=_stored_dtype(
-            "dtype", config.dtype, tuple(device.activation_dtype), _weight_dtype(checkpoint_config, device)
-        ),
-        kv_dtype=_stored_dtype("kv_cache_dtype", config.kv_cache_dtype, device.kv_dtypes, device.kv_dtypes[0]),
+        dtype=dtype,
+        kv_dtype=_stored_dtype("kv_cache_dtype", config.kv_cache_dtype, device.kv_dtypes, _kv_default(dtype, device)),
         block_size=config.block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=_tokens_of_buckets(config.max_num_batched_tokens, default_tokens, device),
         max_model_len=config.max_model_len or model.max_position,
     )
+
+
+def _kv_default(dtype: torch.dtype, device: Capabilities) -> torch.dtype:
+    """What models of this storage dtype compute in, so that the cache rounds nothing; else the device's choice."""
+    computed = device.activation_dtype[dtype]
+    return computed if computed in device.kv_dtypes else device.kv_dtypes[0]
 
 
 def _seqs_of_buckets(asked: int, device: Capabilities) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ from octavo import LLM
 from octavo.core.backend import Capabilities
 from octavo.core.base.errors import BackendUnavailable, CheckpointError, ConfigError, UserError
 from octavo.core.base.params import SamplingParams
+from octavo.core.engine.resolve import resolve_sizes
 from tests.engine.worlds import NullWorld, TinyModels
-from tests.fakes.null_backend import NullOps
+from tests.fakes.null_backend import NullBackend, NullOps
 
 BLOCK_BYTES = 16 * 4 * 2 * 4 * 2
 """Of the Null model: 16 tokens, 4 elements of key and of value, 4 bytes each, 2 layers."""
@@ -140,6 +143,24 @@ def test_a_checkpoint_that_fails_to_load_leaves_nothing(tiny: TinyModels, tmp_pa
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [("float32", torch.float32), ("float16", torch.float16), ("bfloat16", torch.bfloat16), ("auto", torch.bfloat16)],
+)
+def test_the_cache_stores_what_the_model_computes_in(null: NullWorld, dtype: str, kv_dtype: torch.dtype) -> None:
+    """And the device's first type where it can't: here for models in bfloat16 and by default."""
+    device = replace(
+        NullBackend().capabilities,
+        activation_dtype={torch.float32: torch.float32, torch.float16: torch.float16, torch.bfloat16: torch.float64},
+        default_dtype=torch.bfloat16,
+        kv_dtypes=(torch.bfloat16, torch.float16, torch.float32),
+    )
+    model: Any = SimpleNamespace(max_position=64)
+    assert resolve_sizes(null.config(dtype=dtype), {}, model, device).kv_dtype == kv_dtype
+    chosen = null.config(dtype=dtype, kv_cache_dtype="float16")
+    assert resolve_sizes(chosen, {}, model, device).kv_dtype == torch.float16
 
 
 def test_closing_gives_everything_back(null: NullWorld) -> None:
