@@ -24,7 +24,8 @@ from octavo.conformance.progress import ProgressLine
 from octavo.conformance.report import html, json, matrix, table
 from octavo.conformance.session import Settings, conform, fresh_seed, selected
 from octavo.conformance.suite import families, modules_of
-from octavo.conformance.variants import gate as variants
+from octavo.conformance.variants import run as variants
+from octavo.conformance.variants.gate import VARIANTS, Verdict
 from octavo.conformance.verify import DEFAULT_SHARE, verify
 from octavo.conformance.version import SUITE_VERSION
 from octavo.core.base.errors import ConfigError
@@ -144,20 +145,24 @@ def _variants(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     _refuse_unwritable(args.json)
     count = DEFAULT_SEEDS if args.seeds is None else _whole(args.seeds, "--seeds", least=1)
-    profile = settings.profile_name
-    started, verdicts = time.monotonic(), []
-    for seed in range(settings.seed, settings.seed + count):
-        for variant in variants.VARIANTS:
-            verdict = variants.try_variant(variant, seed, profile, only=settings.only)
-            verdicts.append(verdict)
-            said = "" if verdict.is_honest else f"  FALSE ALARM {verdict.alarms[0]}"
-            print(f"seed {seed}  {variant.name:<24}{verdict.tried:>5} cases{said}", flush=True)
-    alarms = sum(len(verdict.alarms) for verdict in verdicts)
-    tried = sum(verdict.tried for verdict in verdicts)
-    print(f"{alarms} false alarms in {tried} cases of {len(variants.VARIANTS)} variants x {count} seeds, ", end="")
+    jobs = 1 if args.jobs is None else _whole(args.jobs, "--jobs", least=1)
+    report = variants.begun(settings.seed, count, settings.profile_name, settings.only)
+    if args.json is not None and Path(args.json).is_file():
+        report = variants.taken_up(_read(args.json), report)
+    started = time.monotonic()
+    for so_far in variants.run(report, jobs, _tell_variant):
+        report = so_far
+        _write(args.json, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    alarms = sum(len(verdict.alarms) for verdict in report.verdicts)
+    tried = sum(verdict.tried for verdict in report.verdicts)
+    print(f"{alarms} false alarms in {tried} cases of {len(VARIANTS)} variants x {count} seeds, ", end="")
     print(f"{time.monotonic() - started:.0f} s")
-    _write(args.json, _gate_json(verdicts, seed=settings.seed, seeds=count, profile=profile))
     return MET if tried and not alarms else NOT_MET
+
+
+def _tell_variant(verdict: Verdict) -> None:
+    said = "" if verdict.is_honest else f"  FALSE ALARM {verdict.alarms[0]}"
+    print(f"seed {verdict.seed}  {verdict.variant:<24}{verdict.tried:>5} cases{said}", flush=True)
 
 
 def _gate_json(verdicts: Sequence[msgspec.Struct], **what: int | str) -> bytes:

@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--mutants", action="store_true", help="run the mutation gate instead")
     run.add_argument("--variants", action="store_true", help="run the false-alarm gate instead")
     run.add_argument("--seeds", metavar="N", help="of --variants: how many seeds (default: 3)")
+    run.add_argument("--jobs", metavar="N", help="of --variants: on how many processes (default: 1)")
     run.add_argument("--share", metavar="X", help="of verify: how much of the report is replayed (default: 0.1)")
     reports = parser.add_argument_group("reports")
     reports.add_argument("--json", metavar="FILE", help="write the report as JSON")

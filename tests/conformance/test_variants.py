@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import json
+from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -13,12 +15,12 @@ from octavo.conformance.harness.judge import judge
 from octavo.conformance.variants import attention, product
 from octavo.conformance.variants.base import Variant
 from octavo.conformance.variants.gate import VARIANTS, try_variant
+from octavo.conformance.variants.run import begun, current_hash, run, taken_up
 from octavo.core.backend.reference.attention import Rule
 from octavo.core.backend.reference.attention import attend as plain_attend
 
-IS_NIGHTLY = os.environ.get("OCTAVO_NIGHTLY") == "1"
-SEEDS = range(100, 120) if IS_NIGHTLY else range(100, 103)
-PROFILE = "core" if IS_NIGHTLY else "tiny"
+SEEDS = range(100, 103)
+PROFILE = "tiny"  # `make nightly JOBS=variants` runs core.
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
@@ -48,6 +50,31 @@ def test_it_computes_otherwise_than_the_reference(variant: Variant) -> None:
     cases = [c for c in suite.select("full") if c.op in variant.concerns and {"exact", "probe"}.isdisjoint(c.lanes[:1])]
     cases = [*variant.cases(), *(c for c in cases if variant.alter(c) is not None)]
     assert any(len({judge(case, backend, 100).digest for backend in backends}) == 2 for case in cases[:40])
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_report_that_is_checked_in_is_of_this_suite() -> None:
+    report = json.loads((ROOT / "docs/reports/variants.json").read_text())
+    if not report.get("must_pass"):
+        pytest.skip("made before reports named their cases")
+    assert report["must_pass"] == current_hash(report["profile"]), "run make nightly JOBS=variants"
+    assert {verdict["variant"] for verdict in report["verdicts"]} == {variant.name for variant in VARIANTS}
+
+
+def test_a_run_that_was_left_is_taken_up_and_one_of_other_cases_is_not() -> None:
+    new = begun(100, 1, "tiny", "embed")
+    whole = list(run(new, 1, lambda _: None))[-1]
+    assert whole.is_whole
+    left = msgspec.structs.replace(whole, verdicts=whole.verdicts[:-2])
+    assert taken_up(msgspec.json.encode(left), new) == left
+    told: list[str] = []
+    assert list(run(left, 1, lambda verdict: told.append(verdict.variant)))[-1] == whole
+    assert told == [variant.name for variant in VARIANTS[-2:]]
+    for other in (whole, msgspec.structs.replace(left, must_pass="0" * 16)):
+        assert taken_up(msgspec.json.encode(other), new) == new
+    assert taken_up(b"{", new) == new
 
 
 def test_an_accumulator_that_is_not_declared_raises_an_alarm() -> None:

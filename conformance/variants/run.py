@@ -1,0 +1,95 @@
+"""All variants over many seeds, on several processes, written as it goes and taken up again where it was left.
+
+    (seed, variant) pairs ──► processes ──► Verdicts ──► report, after each: an unfinished one holds fewer verdicts
+
+A report of another suite, profile, or list of cases (the must-pass hash) is not taken up but begun anew.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import msgspec
+import torch
+
+from octavo.conformance import suite
+from octavo.conformance.profiles import profile_named
+from octavo.conformance.variants.gate import VARIANTS, Verdict, try_variant
+from octavo.conformance.version import SUITE_VERSION, must_pass_hash
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What was run, and what came of it.
+
+    Attributes:
+        seed, seeds: the first, and how many.
+        only: to which op, case or prefix it was narrowed; empty for all.
+        must_pass: hash of the profile's cases.
+        verdicts: in the order of seeds and variants.
+    """
+
+    seed: int
+    seeds: int
+    profile: str
+    only: str = ""
+    suite_version: int = SUITE_VERSION
+    must_pass: str = ""
+    verdicts: list[Verdict] = []
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.verdicts) == self.seeds * len(VARIANTS)
+
+
+def begun(seed: int, seeds: int, profile: str, only: str | None) -> Report:
+    """A report without verdicts."""
+    return Report(seed=seed, seeds=seeds, profile=profile, only=only or "", must_pass=current_hash(profile))
+
+
+def current_hash(profile: str) -> str:
+    """Of the profile's cases in this suite."""
+    return must_pass_hash(profile_named(profile), suite.families(suite.modules_of(profile)).values())
+
+
+def taken_up(old: bytes, new: Report) -> Report:
+    """`new` with the verdicts of an unfinished run of the same; without them if it is another's, or whole."""
+    try:
+        known = msgspec.json.decode(old, type=Report)
+    except msgspec.DecodeError:
+        return new
+    is_same = msgspec.structs.replace(known, verdicts=[]) == new and not known.is_whole
+    return known if is_same else new
+
+
+def run(report: Report, jobs: int, tell: Callable[[Verdict], None]) -> Iterator[Report]:
+    """Every verdict that is missing; the report so far after each."""
+    names = [variant.name for variant in VARIANTS]
+    done = {(verdict.seed, verdict.variant) for verdict in report.verdicts}
+    seeds = range(report.seed, report.seed + report.seeds)
+    todo = [(name, seed) for seed in seeds for name in names if (seed, name) not in done]
+    for verdict in _verdicts(todo, report, jobs):
+        tell(verdict)
+        verdicts = sorted([*report.verdicts, verdict], key=lambda v: (v.seed, names.index(v.variant)))
+        report = msgspec.structs.replace(report, verdicts=verdicts)
+        yield report
+
+
+def _verdicts(todo: Sequence[tuple[str, int]], report: Report, jobs: int) -> Iterator[Verdict]:
+    if jobs == 1:
+        yield from (_one(name, seed, report.profile, report.only) for name, seed in todo)
+        return
+    context = multiprocessing.get_context("spawn")  # A fork would copy torch's threads in the middle of things.
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        futures = [pool.submit(_one, name, seed, report.profile, report.only) for name, seed in todo]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _one(name: str, seed: int, profile: str, only: str) -> Verdict:
+    (variant,) = (variant for variant in VARIANTS if variant.name == name)
+    return try_variant(variant, seed, profile, only=only or None)
