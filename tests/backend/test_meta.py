@@ -63,6 +63,7 @@ def cases() -> dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]]:
         "lora_gemm": ("lora_gemm", (x, *lora), {}),
         "quantize": ("quantize", (x, int8), {}),
         "quantize rows": ("quantize", (x, QuantScheme(QuantFormat.FP8_E4M3FN)), {}),
+        "quantize ragged": ("quantize", (x, QuantScheme(QuantFormat.INT8, 3)), {}),
         "quantize tensor": ("quantize", (x, QuantScheme(QuantFormat.INT8, -1)), {}),
         "embed": ("embed", (ids, weight()), {}),
         "rms_norm": ("rms_norm", (q, torch.ones(8)), norm),
