@@ -75,7 +75,9 @@ def verify(report: Report, share: float, progress: Progress | None = None, *, in
     refuse_engine_without_registry(run.profile, info.name)
     gaps = load_gaps(info, known_cases(run.profile))
     with closing(open_runner(settings, info.name)) as runner:
-        results, not_applicable = measured(runner, cases, settings, gaps=gaps, progress=progress)
+        unable = {case.name: why for case in cases if (why := runner.unable(case)) is not None}
+        able = [case for case in cases if case.name not in unable]
+        results, not_applicable = measured(runner, able, settings, gaps=gaps, progress=progress)
         notes = _notes(report, info, runner.facts)
     again = {result.name: entry(result) for result in results}
     differences = [f"{name}: in the report, and not for this backend: {why}" for name, why in not_applicable.items()]
@@ -86,7 +88,7 @@ def verify(report: Report, share: float, progress: Progress | None = None, *, in
     differences += [f"{name}: belongs to the profile, and is not in the report" for name in missing]
     differences += [f"{name}: in the report, and not of the profile" for name in extra]
     differences += _false_verdict(report)
-    return Outcome(len(results), differences, notes)
+    return Outcome(len(results), differences, [*notes, *(f"{n}: not replayed: {why}" for n, why in unable.items())])
 
 
 def refuse_foreign(report: Report) -> None:

@@ -18,6 +18,7 @@ from octavo.conformance.harness.result import CaseResult, Status
 from octavo.conformance.harness.worker import BackendChoice, InProcess, WorkerPool, run_cases
 from octavo.conformance.session import Settings, conform
 from octavo.conformance.suite import families, select
+from octavo.conformance.verify import verify
 
 MODULE = "tests.conformance.misbehaving_group"
 CASES = families((MODULE,))
@@ -117,6 +118,16 @@ def test_without_processes_cases_of_groups_are_left_out_and_no_claim_is_made() -
     report = conform(Settings(backend="reference", only="all_gather/world2-float32", seed=1, in_process=True))
     assert report.cases == []
     assert not report.verdict.is_met
+
+
+def test_a_report_of_a_group_is_replayed_in_processes_and_in_nothing_less() -> None:
+    name = "all_gather/world2-float32-1x64"
+    report = conform(Settings(backend="reference", only=name, seed=1))
+    assert report.run.device.count == 2
+    assert verify(report, 1.0).holds
+    outcome = verify(report, 1.0, in_process=True)
+    assert (outcome.replayed, outcome.differences, outcome.holds) == (0, [], False)
+    assert outcome.notes[-1] == f"{name}: not replayed: a group of 2 needs a process per rank; leave out --in-process"
 
 
 def test_a_backend_that_forms_no_groups_is_not_asked_for_any() -> None:
