@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import select
+import signal
 import socket
 import sys
 import time
@@ -316,5 +317,6 @@ def run_cases(
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the pool ends its workers.
     with socket.socket(fileno=int(sys.argv[1])) as _connection:
         serve(_connection)
