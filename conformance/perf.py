@@ -12,8 +12,6 @@ Source of the share: Williams et al. 2009 (roofline).
 from __future__ import annotations
 
 import os
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,13 +31,10 @@ from octavo.core.backend import (
     StepBuffers,
 )
 from octavo.core.backend.workloads import Cost, Tensors, Workload, workloads
+from octavo.core.backend.workloads.timing import seconds_of
 from octavo.core.base.errors import ConfigError
 
 LANE = "timed"
-MEASURE_S = 0.05
-"""Least time of a measurement: long beside the clock and the queue."""
-
-REPEATS = 5
 COPY_BYTES = 1 << 30
 COPY_SHARE = 16
 """The copied tensor is at most this part of the free memory."""
@@ -120,24 +115,6 @@ def measured_limits(backend: DeviceBackend) -> Limits:
 def _product_rate(backend: DeviceBackend, size: int, dtype: torch.dtype) -> float:
     a, b, out = (backend.empty(size, size, dtype=dtype).fill_(0.5) for _ in range(3))
     return 2 * size**3 / seconds_of(backend, lambda: torch.mm(a, b, out=out))
-
-
-def seconds_of(backend: DeviceBackend, call: Callable[[], object]) -> float:
-    """Of one call: median over repeats, each long enough to be measured; queued back to back."""
-    call()
-    backend.synchronize()
-    count = 1
-    while (spent := _timed(backend, call, count)) < MEASURE_S and count < 1 << 16:
-        count = max(count * 2, int(count * MEASURE_S / max(spent, 1e-9)))
-    return statistics.median(_timed(backend, call, count) for _ in range(REPEATS)) / count
-
-
-def _timed(backend: DeviceBackend, call: Callable[[], object], count: int) -> float:
-    started = time.perf_counter()
-    for _ in range(count):
-        call()
-    backend.synchronize()
-    return time.perf_counter() - started
 
 
 def _result(backend: DeviceBackend, workload: Workload, limits: Limits) -> CaseResult:

@@ -32,6 +32,7 @@ class Entry:
         when: question's key -> the value it must have, or the inclusive range it must lie in.
         tile: the kernel's constexprs.
         options: the compiler's.
+        file: that it was read from.
     """
 
     kernel: str
@@ -39,6 +40,7 @@ class Entry:
     tile: Mapping[str, int]
     options: Mapping[str, int]
     why: str = ""
+    file: str = ""
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -92,35 +94,48 @@ class PinnedTable(TuningTable):
 
     Attributes:
         asked: kernels that somebody asked for.
-        was_taken: whether somebody got the entry.
+        given: entries that somebody got.
     """
 
-    def __init__(self, table: TuningTable, entry: Entry | None = None) -> None:
+    def __init__(self, table: TuningTable, entry: Entry | None = None, *, instead_of: Entry | None = None) -> None:
+        """instead_of: an entry of the table, in whose place alone the pinned one is taken."""
         super().__init__([e for entries in table.by_kernel.values() for e in entries])
         self._pinned = entry
+        self._instead_of = instead_of
         self.asked: set[str] = set()
-        self.was_taken = False
+        self.given: list[Entry] = []
+
+    @property
+    def was_taken(self) -> bool:
+        """Whether somebody got the pinned entry."""
+        return any(entry is self._pinned for entry in self.given)
 
     def pick(self, kernel: str, **question: Key) -> Entry:
         self.asked.add(kernel)
-        entry = self._pinned
-        if entry is None or entry.kernel != kernel or not entry.fits(question):
-            return super().pick(kernel, **question)
-        self.was_taken = True
-        return entry
+        answer = self._answer(kernel, question)
+        if not any(entry is answer for entry in self.given):
+            self.given.append(answer)
+        return answer
+
+    def _answer(self, kernel: str, question: dict[str, Key]) -> Entry:
+        usual, pinned = super().pick(kernel, **question), self._pinned
+        if pinned is None or pinned.kernel != kernel:
+            return usual
+        takes = usual is self._instead_of if self._instead_of is not None else pinned.fits(question)
+        return pinned if takes else usual
 
 
 def read_entries(name: str, text: str) -> list[Entry]:
     """The entries of one file. Raises ConfigError."""
     try:
-        return [_entry(raw) for raw in tomllib.loads(text)["entry"]]
+        return [_entry(raw, name) for raw in tomllib.loads(text)["entry"]]
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"tuning file {name}: {type(error).__name__}: {error}") from error
 
 
-def _entry(raw: dict[str, Any]) -> Entry:
+def _entry(raw: dict[str, Any], file: str) -> Entry:
     unknown = raw.keys() - {"kernel", "when", "tile", "options", "why"}
     if unknown:
         raise ValueError(f"unknown keys {sorted(unknown)}")
     when = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.get("when", {}).items()}
-    return Entry(raw["kernel"], when, dict(raw["tile"]), dict(raw.get("options", {})), raw.get("why", ""))
+    return Entry(raw["kernel"], when, dict(raw["tile"]), dict(raw.get("options", {})), raw.get("why", ""), file)

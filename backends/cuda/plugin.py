@@ -16,6 +16,7 @@ def register_backends(registry: BackendRegistry) -> None:
             factory="octavo.backends.cuda.device:CudaBackend",
             priority=10,
             builds="octavo.backends.cuda.builds:builds",
+            tune="octavo.backends.common.tune:retuned",
             options="octavo.backends.common.options:GpuOptions",
         )
     )

@@ -16,6 +16,7 @@ def register_backends(registry: BackendRegistry) -> None:
             factory="octavo.backends.rocm.device:RocmBackend",
             priority=10,
             builds="octavo.backends.rocm.builds:builds",
+            tune="octavo.backends.common.tune:retuned",
             options="octavo.backends.common.options:GpuOptions",
         )
     )

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
@@ -98,6 +98,8 @@ class BackendInfo:
         layer_overrides: name of a core layer (Attention, Embedding, Linear, OutputHead, RMSNorm) -> a function that
             takes its class and returns the class to build in its place, a subclass of it.
         options: dataclass of its `--backend-option`s.
+        tune: `(DeviceBackend, only=…, on_found=…) -> {file name: text}`: what `octavo tune` writes into the package's
+            folder `tuning`.
         builds: `(target | None) -> [KernelBuild, …]`: kernels that can be compiled without the device (`builds.py`).
     """
 
@@ -110,6 +112,7 @@ class BackendInfo:
     layer_overrides: Mapping[str, str] = field(default_factory=dict)
     options: str | None = None
     builds: str | None = None
+    tune: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name == AUTO:
@@ -119,7 +122,7 @@ class BackendInfo:
                 raise ValueError(f"{key} of backend {self.name} is {getattr(self, key)!r}; it must be {kind.__name__}")
         references = {"probe": self.probe, "factory": self.factory}
         references |= {f"layer_overrides[{k!r}]": v for k, v in self.layer_overrides.items()}
-        references |= {key: value for key in ("options", "builds") if (value := getattr(self, key)) is not None}
+        references |= {key: value for key in ("options", "builds", "tune") if (value := getattr(self, key)) is not None}
         for key, value in references.items():
             if not isinstance(value, str) or not _REFERENCE.fullmatch(value):
                 raise ValueError(f'{key} of backend {self.name} is {value!r}; it must have the form "module:attribute"')
@@ -289,6 +292,13 @@ def load_builds(info: BackendInfo, target: str | None = None) -> Sequence[Kernel
         )
     list_builds: ListBuilds = _guarded(info, "builds", info.builds)
     return list_builds(target)
+
+
+def load_tune(info: BackendInfo) -> Callable[..., Mapping[str, str]]:
+    """A backend's search for launch parameters. Raises ConfigError when it has none, BackendUnavailable as above."""
+    if info.tune is None:
+        raise ConfigError(f"backend {info.name} has no launch parameters to tune", field="backend")
+    return cast("Callable[..., Mapping[str, str]]", _guarded(info, "tune", info.tune))
 
 
 def resolve(reference: str) -> Callable[..., Any]:

@@ -35,6 +35,7 @@ COMMANDS = {
     "backends": Command("backends", "list the device backends, and why one can't run here"),
     "backend": Command("backend", "begin a backend of your own"),
     "conform": Command("conform", "tell whether a backend's numbers are right"),
+    "tune": Command("tune", "search a backend's launch parameters on the device that is here"),
     "doctor": Command("doctor", "check this machine and say what to mend"),
     "explain-config": Command("explain_config", "show every setting, its value and where it came from"),
 }

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import torch
 
 from octavo.core.backend.workloads import attention, products, rows
-from octavo.core.backend.workloads.base import Cost, Tensors, Workload
+from octavo.core.backend.workloads.base import Cost, Prepared, Tensors, Workload
 
-__all__ = ["Cost", "Tensors", "Workload", "workloads"]
+__all__ = ["Cost", "Prepared", "Tensors", "Workload", "workloads"]
 
 
 def workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]:

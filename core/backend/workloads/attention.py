@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,7 @@ import torch
 
 from octavo.core.backend.kv import AttentionMetadata, KVCacheSpec, KVLayout
 from octavo.core.backend.specs import AttentionSpec, CacheSpec
-from octavo.core.backend.workloads.base import F32, INT32, INT64, Cost, Tensors, Workload, operand
-
-Call = Callable[[], None]
+from octavo.core.backend.workloads.base import F32, INT32, INT64, Cost, Prepared, Tensors, Workload, operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ def _paged(name: str, heads: Heads, batch: Batch, dtype: torch.dtype, kv_dtype: 
     kv_spec = KVCacheSpec(K, D, D, kv_dtype, batch.block_size, heads.window)
     has_scale = kv_dtype.itemsize == 1
 
-    def prepare(ops: Any, tensors: Tensors) -> Call:
+    def prepare(ops: Any, tensors: Tensors) -> Prepared:
         scale = tensors.of(torch.ones(1)) if has_scale else None
         return functools.partial(
             ops.paged_attention,
@@ -129,7 +127,7 @@ def _paged(name: str, heads: Heads, batch: Batch, dtype: torch.dtype, kv_dtype: 
 def _contiguous(name: str, dtype: torch.dtype, heads: Heads, tokens: int, *, v_head_dim: int) -> Workload:
     H, D = heads.H, heads.D
 
-    def prepare(ops: Any, tensors: Tensors) -> Call:
+    def prepare(ops: Any, tensors: Tensors) -> Prepared:
         starts = tensors.of(torch.tensor([0, tokens], dtype=INT32))
         return functools.partial(
             ops.attention,
@@ -153,7 +151,7 @@ def _latent(name: str, dtype: torch.dtype, batch: Batch) -> Workload:
     H, C, R = 16, 512, 64
     kv_spec = KVCacheSpec(1, C + R, 0, dtype, batch.block_size)
 
-    def prepare(ops: Any, tensors: Tensors) -> Call:
+    def prepare(ops: Any, tensors: Tensors) -> Prepared:
         return functools.partial(
             ops.mla_attention,
             tensors.normal(batch.tokens, H, C),
@@ -176,7 +174,7 @@ def _write(name: str, tokens: int, dtype: torch.dtype, kv_dtype: torch.dtype | N
     kv_spec = KVCacheSpec(K, D, D, kv_dtype, 16)
     has_scale = kv_dtype.itemsize == 1
 
-    def prepare(ops: Any, tensors: Tensors) -> Call:
+    def prepare(ops: Any, tensors: Tensors) -> Prepared:
         q, k, v = (tensors.normal(tokens, heads, D) for heads in (H, K, K))
         scale = tensors.of(torch.ones(1)) if has_scale else None
         return functools.partial(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +62,10 @@ class Tensors:
         return values.to(self.device)
 
 
+Prepared = functools.partial[None]
+"""A call of an op with all of its arguments; what it writes is the keyword `out`, or `out_q`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One call of one op.
@@ -76,7 +81,7 @@ class Workload:
     name: str
     op: str
     spec: OpSpec
-    prepare: Callable[[Any, Tensors], Callable[[], None]]
+    prepare: Callable[[Any, Tensors], Prepared]
     cost: Cost
     wide_loads: bool = False
 

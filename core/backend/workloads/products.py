@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from octavo.core.backend.ops import Epilogue
 from octavo.core.backend.quant import QuantFormat, QuantScheme
 from octavo.core.backend.specs import Gate, GemmSpec, GroupedGemmSpec, WeightSpec
-from octavo.core.backend.workloads.base import INT32, Cost, Tensors, Workload, fp8_format, operand
+from octavo.core.backend.workloads.base import INT32, Cost, Prepared, Tensors, Workload, fp8_format, operand
 
 MXFP4 = QuantScheme(QuantFormat.MXFP4, 32)
 INT4 = QuantScheme(QuantFormat.INT4, 128, symmetric=False)
@@ -72,7 +72,7 @@ def _gemm(name: str, dtype: torch.dtype, product: Product) -> Workload:
     spec = GemmSpec(weight, dtype, dtype, gate=product.gate)
     width = product.N // 2 if product.gate else product.N
 
-    def prepare(ops: Any, tensors: Tensors) -> Callable[[], None]:
+    def prepare(ops: Any, tensors: Tensors) -> Prepared:
         return functools.partial(
             ops.gemm,
             tensors.normal(product.tokens, product.K),
@@ -99,7 +99,7 @@ def _experts(
     spec = GroupedGemmSpec(weight, E, dtype, dtype, gate="silu")
     rows = tokens * top_k
 
-    def prepare(ops: Any, tensors: Tensors) -> Callable[[], None]:
+    def prepare(ops: Any, tensors: Tensors) -> Prepared:
         starts = torch.arange(E + 1, dtype=INT32) * rows // E  # an even load; with fewer rows some experts get none
         return functools.partial(
             ops.grouped_gemm,

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from octavo.core.backend.quant import QuantScheme
 from octavo.core.backend.specs import LoraSpec, RowSpec
-from octavo.core.backend.workloads.base import F32, INT64, Cost, Tensors, Workload, fp8_format, operand
+from octavo.core.backend.workloads.base import F32, INT64, Cost, Prepared, Tensors, Workload, fp8_format, operand
 
 HIDDEN, INTERMEDIATE, VOCABULARY, EXPERTS, TOP_K = 4096, 14336, 128256, 128, 8
-Call = Callable[[], None]
 
 
 def workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]:
@@ -28,7 +27,7 @@ def workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]
 
 
 def _norm(dtype: torch.dtype, tokens: int) -> Workload:
-    def prepare(ops: Any, tensors: Tensors) -> Call:
+    def prepare(ops: Any, tensors: Tensors) -> Prepared:
         return functools.partial(
             ops.rms_norm,
             tensors.normal(tokens, HIDDEN),
@@ -43,7 +42,7 @@ def _norm(dtype: torch.dtype, tokens: int) -> Workload:
 
 
 def _gate(dtype: torch.dtype, tokens: int) -> Workload:
-    def prepare(ops: Any, tensors: Tensors) -> Call:
+    def prepare(ops: Any, tensors: Tensors) -> Prepared:
         pair = tensors.normal(tokens, 2 * INTERMEDIATE)
         return functools.partial(ops.act_mul, pair, out=tensors.empty(tokens, INTERMEDIATE), gate="silu")
 
@@ -54,7 +53,7 @@ def _gate(dtype: torch.dtype, tokens: int) -> Workload:
 def _quantize(dtype: torch.dtype, tokens: int, fp8: torch.dtype) -> Workload:
     scheme = QuantScheme(fp8_format(fp8), 128)
 
-    def prepare(ops: Any, tensors: Tensors) -> Call:
+    def prepare(ops: Any, tensors: Tensors) -> Prepared:
         return functools.partial(
             ops.quantize,
             tensors.normal(tokens, HIDDEN),
@@ -68,7 +67,7 @@ def _quantize(dtype: torch.dtype, tokens: int, fp8: torch.dtype) -> Workload:
 
 
 def _route(tokens: int) -> Workload:
-    def prepare(ops: Any, tensors: Tensors) -> Call:
+    def prepare(ops: Any, tensors: Tensors) -> Prepared:
         return functools.partial(
             ops.moe_route,
             tensors.normal(tokens, EXPERTS, dtype=F32),
@@ -82,7 +81,7 @@ def _route(tokens: int) -> Workload:
 
 
 def _sample(rows: int) -> Workload:
-    def prepare(ops: Any, tensors: Tensors) -> Call:
+    def prepare(ops: Any, tensors: Tensors) -> Prepared:
         return functools.partial(
             ops.sample,
             tensors.normal(rows, VOCABULARY, dtype=F32),
@@ -100,7 +99,7 @@ def _sample(rows: int) -> Workload:
 def _adapters(dtype: torch.dtype, tokens: int) -> Workload:
     rank, adapters = 16, 8
 
-    def prepare(ops: Any, tensors: Tensors) -> Call:
+    def prepare(ops: Any, tensors: Tensors) -> Prepared:
         return functools.partial(
             ops.lora_gemm,
             tensors.normal(tokens, HIDDEN),
