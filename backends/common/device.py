@@ -21,7 +21,7 @@ import torch
 
 from octavo.backends.common.chip import Chip
 from octavo.backends.common.gpu import Gpu
-from octavo.backends.common.graphs import GraphProgram
+from octavo.backends.common.graphs import Complaints, GraphProgram
 from octavo.backends.common.launch import Launch, launch
 from octavo.backends.common.op_groups import OpGroups
 from octavo.backends.common.options import GpuOptions
@@ -71,7 +71,11 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class GpuBackend:
-    """A GPU as a DeviceBackend. See the contract in core/backend/device.py."""
+    """A GPU as a DeviceBackend. See the contract in core/backend/device.py.
+
+    Attributes:
+        gpu, make_ops: what the ops were made of; tuning makes them anew under other launch parameters.
+    """
 
     name: str
 
@@ -90,8 +94,11 @@ class GpuBackend:
         runtime.use(self._stream)
         self._staging: StagingRing | None = StagingRing(runtime, self._stream)
         self._records = options.graphs and runtime.can_record
+        self._complaints = Complaints()
         self.device = runtime.device
-        self.ops = cast(Ops, make_ops(Gpu(runtime.device, chip, launch, tuning, config.deterministic)))
+        self.gpu = Gpu(runtime.device, chip, launch, tuning, config.deterministic)
+        self.make_ops = make_ops
+        self.ops = cast(Ops, make_ops(self.gpu))
         self.capabilities = _capabilities(runtime, chip, records=self._records, deterministic=config.deterministic)
 
     # -- memory -----------------------------------------------------------------------------------------------
@@ -143,7 +150,7 @@ class GpuBackend:
     def compile(self, step: StepFunction, bucket: int | None, buffers: StepBuffers | None) -> Program:
         if bucket is None or bucket > RECORDED_TOKENS or not self._records:
             return PlainProgram(step)
-        return GraphProgram(step, bucket, self._runtime, self._stream)
+        return GraphProgram(step, self._runtime, self._stream, self._complaints)
 
     def record_event(self) -> Event:
         self._runtime.use(self._stream)

@@ -11,8 +11,8 @@ replay: what stands in the tensors of StepBuffers and of each plan's `meta`. The
 reads them. What else a plan holds is either the same (its tensors in the same place, its other fields equal), or the
 step is recorded anew. The counts in `meta` vary from step to step: reading one while a step is recorded raises.
 
-What can't be recorded runs plainly for good, and is logged once. Recordings share one pool of memory: they run one
-after another, and nothing in it outlives a run.
+What can't be recorded runs plainly for good; each reason is logged once. Recordings share one pool of memory: they run
+one after another, and nothing in it outlives a run.
 """
 
 from __future__ import annotations
@@ -40,14 +40,26 @@ MOST_ATTEMPTS = 16
 _COUNTS = ("num_requests", "num_tokens", "max_query_len", "max_seq_len")
 
 
+class Complaints:
+    """Why steps are not recorded: each reason is logged once for a backend, not for each of its shapes."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def say(self, reason: str) -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            log.warning("steps are launched kernel by kernel, which is slower than a recording: %s", reason)
+
+
 class GraphProgram:
     """A Program of one shape."""
 
-    def __init__(self, step: StepFunction, num_tokens: int, runtime: Runtime, stream: Stream) -> None:
+    def __init__(self, step: StepFunction, runtime: Runtime, stream: Stream, complaints: Complaints) -> None:
         self._step = step
-        self._num_tokens = num_tokens
         self._runtime = runtime
         self._stream = stream
+        self._complaints = complaints
         self._is_warm = False
         self._is_plain = False
         self._recorded: list[_Recorded] = []
@@ -82,7 +94,7 @@ class GraphProgram:
 
     def _give_up(self, reason: str) -> None:
         """From now on the step runs plainly."""
-        log.warning("steps of %d tokens are not recorded, and run slower: %s", self._num_tokens, reason)
+        self._complaints.say(reason)
         self._is_plain = True
         self._recorded.clear()
 

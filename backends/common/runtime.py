@@ -98,7 +98,6 @@ class TorchRuntime:
     def __init__(self, index: int, toolkit: Toolkit) -> None:
         self.device = torch.device("cuda", index)
         self._toolkit = toolkit
-        torch.cuda.set_device(self.device)  # Triton and NCCL take the thread's current device
         self._pool = torch.cuda.graph_pool_handle()
 
     def memory_info(self) -> MemoryInfo:
@@ -131,7 +130,9 @@ class TorchRuntime:
         before = torch.cuda.current_stream(self.device)
         if before != stream:
             stream.wait_stream(before)
-            torch.cuda.set_stream(stream)
+        elif torch.cuda.current_device() == self.device.index:
+            return
+        torch.cuda.set_stream(stream)  # its device becomes the current one too, which Triton and NCCL look at
 
     def event(self, stream: Any) -> Event:
         return _TorchEvent(stream.record_event())

@@ -104,8 +104,8 @@ def test_ops_that_read_back_fall_back_to_plain_steps_with_one_line(
     assert found == [engines.expected()] * 2
     assert not engines.device.recordings
     lines = [record.message for record in caplog.records if record.name == graphs.__name__]
-    assert len(lines) == len(set(lines))
-    assert any("steps of 4 tokens are not recorded" in line and "not permitted while" in line for line in lines)
+    assert len(lines) == 1  # though steps of several shapes were tried
+    assert "is not permitted while a stream is recorded" in lines[0]
 
 
 def test_a_device_that_refuses_to_record_still_answers(engines: Engines, caplog: pytest.LogCaptureFixture) -> None:
