@@ -88,7 +88,7 @@ LEVELS = {
 UNCASED = {
     p.name: p
     for p in (
-        Profile("compile", "kernels built ahead of time, read and judged; no device", is_claim=False),
+        Profile("compile", "kernels built ahead of time, read and judged; no device"),
         Profile("perf", "workloads timed, as shares of the device's own measured limits"),
     )
 }

@@ -42,6 +42,8 @@ from octavo.core.base.errors import ConfigError
 BUILT_IN = ("reference", "none")
 """Backends of the suite itself, which no registry knows."""
 
+NOTHING_RAN = "its kernels were compiled, and none was run"
+
 Progress = Callable[[CaseResult, int, int], None]
 """Told of every case that has ended: its result, its number, and how many there are."""
 
@@ -162,7 +164,7 @@ def _conform_uncased(settings: Settings, progress: Progress | None) -> Report:
             results = perf.time_all(backend, settings.only, on_result=progress)
     is_built = settings.profile_name == "compile"
     run = _run(settings, info, facts, started, time.monotonic() - clock, isolated=is_built, ranks=1)
-    return _report(run, settings, results, {}, no_claim="" if is_built else perf.fault_of(settings.beside, run))
+    return _report(run, settings, results, {}, no_claim=NOTHING_RAN if is_built else perf.fault_of(settings.beside, run))
 
 
 def refuse_engine_without_registry(profile: str, backend: str) -> None:
