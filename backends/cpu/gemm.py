@@ -115,14 +115,11 @@ class CpuWeight:
         """Fill rows row_offset.. from a plain (any float dtype) or quantised part, rounded to nearest even.
 
         Raises:
-            ValueError: the part's width is not K, or it ends beyond N.
+            ValueError: as `WeightSpec.check_part` says.
         """
+        self.spec.check_part(part_NK, row_offset)
         part = part_NK.dequantize() if isinstance(part_NK, QuantizedTensor) else part_NK
-        rows, n, k = part.shape[0], self.spec.out_features, self.spec.in_features
-        if part.dim() != 2 or part.shape[1] != k or not 0 <= row_offset <= n - rows:
-            raise ValueError(
-                f"a part of shape {tuple(part.shape)} at row {row_offset} does not fit a weight [{n}, {k}]"
-            )
+        rows = part.shape[0]
         if part.dtype not in DTYPE_CODES:
             part = part.to(torch.float32)
         if part.stride(1) != 1:
@@ -130,7 +127,7 @@ class CpuWeight:
         if not self.spec.gated:
             self._ops.pack(part, self, row_offset, panel_first=0, panel_step=1)
             return
-        half = n // 2
+        half = self.spec.out_features // 2
         gate_rows = min(max(half - row_offset, 0), rows)
         if gate_rows:
             self._ops.pack(part[:gate_rows], self, row_offset, panel_first=0, panel_step=2)

@@ -197,7 +197,7 @@ def _faults(point: Point) -> frozenset[str]:
         "group-size-256": size == 256,
         "row-scales-as-block-scales": blocks is None and size in {0, 128} and scheme.block_rows == 1,
         "block-scales-as-row-scales": scheme.block_rows > 1,
-        "block-scales-transposed": scheme.block_rows > 1,
+        "block-scales-transposed": scheme.block_rows > 1 and point.n > 2 * scheme.block_rows,
         "mxfp4-exponent-off-by-one": scheme == MXFP4,
         "mxfp4-sign-lost": scheme == MXFP4,
         "gguf-minimum-ignored": quant_format.name.endswith(("_1", "4_K", "5_K")) and blocks is not None,

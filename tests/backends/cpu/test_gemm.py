@@ -231,7 +231,7 @@ def test_shapes_that_do_not_fit_are_errors(make_context):
     with pytest.raises(UnsupportedOp):
         ops.embed(torch.tensor([0]), gated, out=torch.empty(1, 8))
     for part, row in ((random(3, 7), 0), (random(3, 8), 18), (random(3, 8), -1), (random(8), 0)):
-        with pytest.raises(ValueError, match="does not fit"):
+        with pytest.raises(ValueError, match="does not lie inside"):
             w.place(part, row)
 
 
