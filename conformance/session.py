@@ -164,7 +164,8 @@ def _conform_uncased(settings: Settings, progress: Progress | None) -> Report:
             results = perf.time_all(backend, settings.only, on_result=progress)
     is_built = settings.profile_name == "compile"
     run = _run(settings, info, facts, started, time.monotonic() - clock, isolated=is_built, ranks=1)
-    return _report(run, settings, results, {}, no_claim=NOTHING_RAN if is_built else perf.fault_of(settings.beside, run))
+    no_claim = NOTHING_RAN if is_built else perf.fault_of(settings.beside, run)
+    return _report(run, settings, results, {}, no_claim=no_claim)
 
 
 def refuse_engine_without_registry(profile: str, backend: str) -> None:
