@@ -18,7 +18,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.backends.common.aot.compile import compile_launch
-from octavo.backends.common.aot.occupancy import filled_share, programs_per_unit
+from octavo.backends.common.aot.occupancy import balance, programs_per_unit
 from octavo.backends.common.aot.roofline import predict
 from octavo.backends.common.chip import Chip
 from octavo.backends.common.gpu import Gpu
@@ -59,9 +59,13 @@ class Build:
         """Occupancy, and the roofline of the workload. A merge or a second pass is counted with its workload's work."""
         per_unit = programs_per_unit(self.chip, self.read.footprint(figures))
         grid = math.prod(self.record.grid)
-        in_flight = per_unit * self.chip.num_units * self.read.bytes_per_turn(figures)
-        filled = filled_share(self.chip, grid, per_unit)
-        prediction = predict(self.chip, self.workload.cost, filled=filled, bytes_in_flight=in_flight)
+        resident = min(grid, per_unit * self.chip.num_units)
+        prediction = predict(
+            self.chip,
+            self.workload.cost,
+            balance=balance(self.chip, grid),
+            bytes_in_flight=resident * self.read.bytes_per_turn(figures),
+        )
         return {
             "programs_per_unit": per_unit,
             "programs": grid,

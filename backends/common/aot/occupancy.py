@@ -1,6 +1,4 @@
-"""How many programs of a kernel fit a unit of the chip at once, and how well a launch fills the whole.
-
-    programs ──► rounds of (units x programs per unit); the last round may be thin: its share is lost
+"""How many programs of a kernel fit a unit of the chip at once, and how evenly a launch fills the whole.
 
 Sources: NVIDIA's occupancy calculator (registers are given out per warp in steps of 256, 64 warps and 32 programs a
 unit); AMD's CDNA3 instruction set guide (512 vector registers a lane and SIMD in steps of 8, 8 waves a SIMD, 4 SIMDs).
@@ -40,7 +38,6 @@ def programs_per_unit(chip: Chip, footprint: Footprint) -> int:
     return min(by_shared, 4 * waves_per_simd // footprint.warps)
 
 
-def filled_share(chip: Chip, programs: int, per_unit: int) -> float:
-    """Share of the chip's slots that a launch of so many equal programs keeps busy, the last round included."""
-    slots = chip.num_units * max(per_unit, 1)
-    return programs / (math.ceil(programs / slots) * slots) if programs else 0.0
+def balance(chip: Chip, programs: int) -> float:
+    """Share of the chip's units that have work, when programs are dealt out evenly: the last to end decides."""
+    return programs / (math.ceil(programs / chip.num_units) * chip.num_units) if programs else 0.0

@@ -1,11 +1,12 @@
 """The time a launch would take if the chip's limits were all there is, and the share of it to be expected.
 
-    at the limit     max(bytes / bandwidth, operations / rate of their operands)    Williams et al. 2009 (roofline)
-    expected share   filled slots of the last round  x  memory kept busy
+    at the limit        max(bytes / bandwidth, operations / rate of their operands)      Williams et al. 2009 (roofline)
+    share, by memory    bytes on their way / (bandwidth x latency), at most 1            Little's law
+    share, by units     units that have work, when programs are dealt out evenly
 
-Memory is busy when enough bytes are on their way: bandwidth x latency (Little's law). A program has as many on their
-way as its pipeline stages hold, or, without a pipeline, as its lanes load in one turn of the loop. These figures are a
-prediction made before any device was seen; the first measurement is to be laid beside them.
+A resident program has as many bytes on their way as its pipeline stages hold, or, without a pipeline, as its lanes load
+in one turn of the loop. These are predictions made before any device was seen; the first measurement is to be laid
+beside them.
 """
 
 from __future__ import annotations
@@ -34,17 +35,15 @@ class Prediction:
     share: float
 
 
-def predict(chip: Chip, cost: Cost, *, filled: float, bytes_in_flight: float) -> Prediction:
+def predict(chip: Chip, cost: Cost, *, balance: float, bytes_in_flight: float) -> Prediction:
     """The roofline of a launch.
 
     Args:
-        filled: share of the chip's slots that have work.
-        bytes_in_flight: over the whole chip.
+        balance: share of the chip's units that have work.
+        bytes_in_flight: of all resident programs together.
     """
     memory_s = cost.bytes / chip.bandwidth_bytes_per_s
     compute_s = {operand: flops / chip.flops[operand] for operand, flops in cost.flops.items()}
     bound, limit_s = max({"memory": memory_s, **compute_s}.items(), key=lambda item: item[1])
-    share = filled
-    if bound == "memory":
-        share *= min(1.0, bytes_in_flight / (chip.bandwidth_bytes_per_s * LATENCY_S))
-    return Prediction(limit_s * 1e6, bound, share)
+    kept_busy = min(1.0, bytes_in_flight / (chip.bandwidth_bytes_per_s * LATENCY_S))
+    return Prediction(limit_s * 1e6, bound, kept_busy if bound == "memory" else balance)
