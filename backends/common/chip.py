@@ -20,6 +20,7 @@ class Chip:
         registers: 32-bit registers of one unit.
         memory_bytes: of the device.
         bandwidth_bytes_per_s: of its memory, as specified.
+        unit_bytes_per_s: that one unit can draw from the second-level cache.
         flops: per second, a multiply-add counted twice, dense, by operand ("bfloat16", "float8", "int8", "float32").
         fp8: flavour of its 8-bit floats.
     """
@@ -33,5 +34,6 @@ class Chip:
     registers: int
     memory_bytes: int
     bandwidth_bytes_per_s: float
+    unit_bytes_per_s: float
     flops: Mapping[str, float]
     fp8: str

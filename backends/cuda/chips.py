@@ -1,4 +1,7 @@
-"""The NVIDIA chips that this backend knows. Figures: NVIDIA's data sheets of the SXM forms, without sparsity."""
+"""The NVIDIA chips that this backend knows. Figures: NVIDIA's data sheets of the SXM forms, without sparsity.
+
+A unit draws 64 bytes a cycle from the second-level cache.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ H100 = Chip(
     registers=65536,
     memory_bytes=80 * 10**9,
     bandwidth_bytes_per_s=3.35e12,
+    unit_bytes_per_s=64 * 1.755e9,
     flops=_HOPPER_FLOPS,
     fp8="e4m3fn",
 )
@@ -34,6 +38,7 @@ H200 = Chip(
     registers=65536,
     memory_bytes=141 * 10**9,
     bandwidth_bytes_per_s=4.8e12,
+    unit_bytes_per_s=64 * 1.755e9,
     flops=_HOPPER_FLOPS,
     fp8="e4m3fn",
 )

@@ -18,7 +18,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.backends.common.aot.compile import compile_launch
-from octavo.backends.common.aot.occupancy import balance, programs_per_unit
+from octavo.backends.common.aot.occupancy import programs_per_unit
 from octavo.backends.common.aot.roofline import predict
 from octavo.backends.common.chip import Chip
 from octavo.backends.common.gpu import Gpu
@@ -63,7 +63,7 @@ class Build:
         prediction = predict(
             self.chip,
             self.workload.cost,
-            balance=balance(self.chip, grid),
+            programs=grid,
             bytes_in_flight=resident * self.read.bytes_per_turn(figures),
         )
         return {
