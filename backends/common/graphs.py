@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from octavo.backends.common.runtime import Recording, Runtime, Stream
 from octavo.core.backend import AttentionMetadata, StepBuffers, StepFunction, StepPlan
@@ -60,17 +61,17 @@ class GraphProgram:
         self._runtime = runtime
         self._stream = stream
         self._complaints = complaints
-        self._is_warm = False
+        self._logits: StorageWeakRef | None = None
         self._is_plain = False
         self._recorded: list[_Recorded] = []
         self._attempts = 0
 
     def run(self, buffers: StepBuffers) -> None:
         self._runtime.use(self._stream)
-        recorded = self._recording_for(buffers) if self._is_warm and not self._is_plain else None
+        recorded = None if self._logits is None or self._is_plain else self._recording_for(buffers)
         if recorded is None:
             self._step(buffers)
-            self._is_warm = True
+            self._logits = self._logits or StorageWeakRef(buffers.logits_RV.untyped_storage())
             return
         recorded.take(buffers)
         recorded.recording.replay()
@@ -80,6 +81,9 @@ class GraphProgram:
         for recorded in self._recorded:
             if recorded.fits(buffers):
                 return recorded
+        if self._logits is None or self._logits.expired():  # a step that scores prompts writes to room of its own
+            self._is_plain = True
+            return None
         self._attempts += 1
         if self._attempts > MOST_ATTEMPTS:
             self._give_up(f"their plans differed {MOST_ATTEMPTS} times in more than their metadata")
