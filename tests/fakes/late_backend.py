@@ -7,6 +7,7 @@ fall back to the reference.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.op_groups import OpGroups
 from octavo.backends.common.options import GpuOptions
 from octavo.backends.common.tuning import TuningTable
+from octavo.backends.cuda.chips import H200
 from octavo.core.backend import (
     API_VERSION,
     AttentionMetadata,
@@ -33,19 +35,7 @@ from octavo.core.backend import (
 )
 from tests.fakes.late_device import LateDevice, LateRuntime
 
-CHIP = Chip(
-    name="a late device",
-    arch="late",
-    warp_size=32,
-    num_units=8,
-    num_dies=1,
-    shared_bytes=1 << 16,
-    registers=1 << 16,
-    memory_bytes=4 << 30,
-    bandwidth_bytes_per_s=1e12,
-    flops={"bfloat16": 1e14, "float16": 1e14, "float8": 2e14, "int8": 2e14, "float32": 1e13},
-    fp8="e4m3fn",
-)
+CHIP = replace(H200, name="a late device", arch="late")
 
 
 class StaticOps:
