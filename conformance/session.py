@@ -1,7 +1,7 @@
 """One run of a profile on a backend: from the user's wishes to a Report.
 
     Settings ──► cases (suite.select) ─┐
-             └─► Runner (worker pool) ─┼─► run_cases ──► Report (report/json.py) with the profile's verdict
+             └─► Runners (worker pools) ─┼─► run_together ──► Report (report/json.py) with the profile's verdict
                  gaps.toml of the backend's package ─┘
 
 The registry is asked for the backend's package here; the backend itself lives in the worker. The cases of the profiles
@@ -11,11 +11,13 @@ above the ops ("model", "engine") run likewise, and they alone import the engine
 from __future__ import annotations
 
 import datetime
+import math
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from octavo.conformance import builds, perf, suite
@@ -23,6 +25,7 @@ from octavo.conformance.case import Case
 from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import Gap, load_gaps
 from octavo.conformance.harness.result import CaseResult, Status
+from octavo.conformance.harness.team import Shared, run_together
 from octavo.conformance.harness.worker import (
     BackendChoice,
     InProcess,
@@ -30,7 +33,6 @@ from octavo.conformance.harness.worker import (
     WorkerPool,
     left_out,
     make_backend,
-    run_cases,
 )
 from octavo.conformance.profiles import LEVELS, PROFILES, UNCASED, level_of, profile_named
 from octavo.conformance.provenance import plug_in, software
@@ -67,6 +69,10 @@ class Settings:
         strict: no fallback to the reference ops.
         target: of profile `compile`: the architecture to build for; None: the backend's own.
         beside: of profile `perf`: a core report of the same plug-in and device.
+        jobs: processes that share the cases, each with a backend on the same device, or the builds; None: one for
+            cases, and for builds one per core.
+        budget_s: no case is begun later than this after the first; small ones come first then, and a run that leaves
+            some out is not met.
     """
 
     backend: str
@@ -79,6 +85,8 @@ class Settings:
     strict: bool = False
     target: str | None = None
     beside: Report | None = None
+    jobs: int | None = None
+    budget_s: float | None = None
 
     @property
     def profile_name(self) -> str:
@@ -124,6 +132,24 @@ def open_runner(settings: Settings, name: str, *, num_threads: int | None = None
     return WorkerPool(choice)
 
 
+@contextmanager
+def open_runners(settings: Settings, name: str, *, num_threads: int | None = None) -> Iterator[list[Runner]]:
+    """As many as the settings ask for, closed at the end. Raises OctavoError when one can't be made."""
+    jobs = settings.jobs or 1
+    if jobs > 1 and settings.in_process:
+        raise ConfigError(f"--jobs {jobs} needs a worker process each; leave out --in-process", field="jobs")
+    with ThreadPoolExecutor(jobs) as threads:  # They start side by side: imports take seconds.
+        starting = [threads.submit(open_runner, settings, name, num_threads=num_threads) for _ in range(jobs)]
+    runners = [start.result() for start in starting if start.exception() is None]
+    try:
+        for start in starting:
+            start.result()
+        yield runners
+    finally:
+        for runner in runners:
+            runner.close()
+
+
 def conform(settings: Settings, progress: Progress | None = None) -> Report:
     """Run it all. Raises UserError for a backend, profile, selection or gaps.toml that can't be."""
     if settings.profile_name in UNCASED:
@@ -133,21 +159,22 @@ def conform(settings: Settings, progress: Progress | None = None) -> Report:
     refuse_engine_without_registry(settings.profile_name, info.name)
     gaps = load_gaps(info, known_cases(settings.profile_name))
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-    with closing(open_runner(settings, info.name)) as runner:
-        results, not_applicable = measured(runner, cases, settings, gaps=gaps, progress=progress)
-    if profile_named(settings.profile_name).needs_determinism and runner.facts.batch_invariant:
-        with closing(open_runner(settings, info.name, num_threads=1)) as alone:
-            compare_threads(alone, cases, results, settings.seed)
+    with open_runners(settings, info.name) as runners:
+        shared = measured(runners, cases, settings, gaps=gaps, progress=progress)
+    facts = runners[0].facts
+    if profile_named(settings.profile_name).needs_determinism and facts.batch_invariant:
+        with open_runners(settings, info.name, num_threads=1) as alone:
+            compare_threads(alone, cases, shared.results, settings.seed)
     run = _run(
         settings,
         info,
-        runner.facts,
+        facts,
         started,
         time.monotonic() - clock,
         isolated=not settings.in_process,
-        ranks=max((case.world for case in cases if left_out(case, runner) is None), default=1),
+        ranks=max((case.world for case in cases if left_out(case, runners[0]) is None), default=1),
     )
-    return _report(run, settings, results, not_applicable)
+    return _report(run, settings, shared.results, shared.inapplicable, not_run=shared.not_run)
 
 
 def _conform_uncased(settings: Settings, progress: Progress | None) -> Report:
@@ -155,7 +182,9 @@ def _conform_uncased(settings: Settings, progress: Progress | None) -> Report:
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
     if settings.profile_name == "compile":
         info = BackendRegistry.discover().info(settings.backend)
-        results = builds.build_all(info.name, settings.target, settings.only, on_result=progress)
+        results = builds.build_all(
+            info.name, settings.target, settings.only, jobs=settings.jobs, on_result=progress
+        )
         facts = builds.facts_of(results[0].axes["target"])
     else:
         info = backend_info(settings.backend)
@@ -213,29 +242,32 @@ def _report(
     results: Sequence[CaseResult],
     not_applicable: dict[str, str],
     no_claim: str = "",
+    not_run: Sequence[str] = (),
 ) -> Report:
     return Report(
         schema_version=SCHEMA_VERSION,
         run=run,
-        verdict=verdict(settings, results, run.capabilities, no_claim=no_claim),
+        verdict=verdict(settings, results, run.capabilities, no_claim=no_claim, not_run=len(not_run)),
         cases=[entry(result) for result in results],
         not_applicable=not_applicable,
+        not_run=list(not_run),
     )
 
 
 def measured(
-    runner: Runner,
+    runners: Sequence[Runner],
     cases: Sequence[Case],
     settings: Settings,
     *,
     gaps: dict[str, Gap] | None = None,
     progress: Progress | None = None,
-) -> tuple[list[CaseResult], dict[str, str]]:
-    """`run_cases` with the settings' seed; every rerun command carries what the settings add to a plain call."""
+) -> Shared:
+    """`run_together` with the settings' seed and budget; every rerun command carries what the settings add to a plain call."""
     extra = _option_flags(settings)
     if profile_named(settings.profile_name).needs_determinism:
         extra += f" --profile {settings.profile_name}"
-    done, total = 0, sum(left_out(case, runner) is None for case in cases)
+    done, total = 0, sum(left_out(case, runners[0]) is None for case in cases)
+    deadline = math.inf if settings.budget_s is None else time.monotonic() + settings.budget_s
 
     def ended(result: CaseResult) -> None:
         nonlocal done
@@ -244,16 +276,15 @@ def measured(
         if progress is not None:
             progress(result, done, total)
 
-    return run_cases(runner, cases, settings.seed, gaps=gaps, on_result=ended)
+    return run_together(runners, cases, settings.seed, gaps=gaps, on_result=ended, deadline=deadline)
 
 
-def compare_threads(alone: Runner, cases: Sequence[Case], results: Sequence[CaseResult], seed: int) -> None:
-    """Fail what has other bits on the runner's one thread than it had on the backend's own choice of threads."""
-    known = {case.name: case for case in cases}
-    for result in results:
-        if result.status not in (Status.PASS, Status.FALLBACK):
-            continue
-        again = alone.run(known[result.name], seed)
+def compare_threads(alone: Sequence[Runner], cases: Sequence[Case], results: Sequence[CaseResult], seed: int) -> None:
+    """Fail what has other bits on the runners' one thread than it had on the backend's own choice of threads."""
+    right = {result.name: result for result in results if result.status in (Status.PASS, Status.FALLBACK)}
+    repeated = run_together(alone, [case for case in cases if case.name in right], seed)
+    for again in repeated.results:
+        result = right[again.name]
         if again.digest != result.digest:
             result.status = Status.FAIL
             result.detail = f"other bits on one thread ({again.status}: {again.detail or 'within its bound'})"
@@ -275,10 +306,19 @@ def must_pass(profile: str) -> dict[str, str]:
     }
 
 
-def verdict(settings: Settings, results: Sequence[CaseResult], facts: Facts, *, no_claim: str = "") -> Verdict:
-    """The profile's verdict. no_claim: why it says nothing about a device, beside what the facts and settings tell."""
+def verdict(
+    settings: Settings, results: Sequence[CaseResult], facts: Facts, *, no_claim: str = "", not_run: int = 0
+) -> Verdict:
+    """The profile's verdict.
+
+    Args:
+        no_claim: why it says nothing about a device, beside what the facts and settings tell.
+        not_run: cases that there was no time for.
+    """
     profile = profile_named(settings.profile_name)
     reasons = profile.failures(results, is_deterministic=facts.deterministic)
+    if not_run:
+        reasons.append(f"{not_run} cases were not run: the budget of {settings.budget_s:g} s was spent")
     no_claim = _no_claim(settings, facts) or no_claim
     return Verdict(profile=profile.name, is_met=not reasons, is_claim=not no_claim, no_claim=no_claim, reasons=reasons)
 
@@ -287,7 +327,7 @@ def _no_claim(settings: Settings, facts: Facts) -> str:
     """Why the run says nothing about a device; empty when it does."""
     profile = profile_named(settings.profile_name)
     if facts.is_emulated:
-        return f"{facts.device_name} was not there, another device did its work"
+        return f"the device was not there, another one did its work ({facts.device_name})"
     if settings.only is not None:
         return f"it was narrowed to {settings.only}"
     if not profile.is_claim:

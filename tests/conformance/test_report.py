@@ -62,7 +62,7 @@ def test_an_emulated_device_makes_no_claim_and_the_report_says_why() -> None:
     assert verdict(whole, [], real).is_claim
     judged = verdict(whole, [], emulated)
     assert not judged.is_claim
-    assert judged.no_claim == "host was not there, another device did its work"
+    assert judged.no_claim == "the device was not there, another one did its work (host)"
 
 
 def test_a_whole_run_that_is_no_claim_says_so(report: file.Report) -> None:
