@@ -5,7 +5,9 @@ from __future__ import annotations
 from octavo.backends.common.cache import CacheOps
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.op_groups import OpGroups
+from octavo.backends.common.routing import RoutingOps
 from octavo.backends.common.rows import RowOps
+from octavo.backends.common.sampling import SamplingOps
 from octavo.backends.rocm.gemm import GemmOps
 from octavo.backends.rocm.moe import MoeOps
 
@@ -21,4 +23,6 @@ def make_ops(gpu: Gpu) -> OpGroups:
         CacheOps(gpu),
         ops=("write_kv", "rope_write_kv", "write_mla", "copy_blocks", "gather_blocks", "scatter_blocks"),
     )
+    ops.take(RoutingOps(gpu), ops=("moe_route",))
+    ops.take(SamplingOps(gpu), ops=("sample",))
     return ops
