@@ -105,7 +105,9 @@ class ExpertOps(ABC):
             kernel, operand, run = "grouped_scaled", x.codes_TK.dtype, self._grouped_scaled
         elif w.form.name == "plain" and w.codes.dtype == x.codes_TK.dtype:
             kernel, run = "grouped_gemm", self._grouped_gemm
-        constants = narrowed(self._products.entry(kernel, operand, rows, w.spec.out_features), w.form.group, x.group)
+        groups = int(x.group or w.form.group)
+        entry = self._products.entry(kernel, operand, rows, w.spec.out_features, groups=groups)
+        constants = narrowed(entry, w.form.group, x.group) if x.is_native else dict(entry.constants)
         run(x, experts, segment_start, out, gate, constants)
 
     @abstractmethod

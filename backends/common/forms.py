@@ -26,10 +26,11 @@ from octavo.core.backend import QuantFormat, QuantScheme, Unsupported, WeightSpe
 FormName = Literal["plain", "int8", "int4", "uint4", "e2m1", "fp8"]
 
 MIN_GROUP = 16
-"""Columns that share a scale, at least: a tile of a product is no wider than a group, and no narrower than this."""
+"""Columns that share a scale, at least."""
 
 NIBBLE_ALIGNMENT = 128
-"""The second half of a row of nibbles begins at a multiple of this many columns, or of a smaller group."""
+"""The second half of a row of nibbles begins at a multiple of this many columns, or of a smaller group; so a tile of a
+product is no wider."""
 
 _GGUF: dict[QuantFormat, tuple[FormName, bool]] = {
     QuantFormat.GGUF_Q8_0: ("int8", False),

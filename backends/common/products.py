@@ -25,7 +25,7 @@ from octavo.backends.common.forms import Form
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.kernels.embed import embed as embed_kernel
 from octavo.backends.common.packed import GpuWeight, RepackFp8
-from octavo.backends.common.tuning import Entry
+from octavo.backends.common.tuning import Entry, Key
 from octavo.backends.common.workspace import Workspace
 from octavo.core.backend import (
     Epilogue,
@@ -129,9 +129,8 @@ class ProductOps(ABC):
         weight_form: Callable[[WeightSpec], Form | Unsupported],
         fp8_formats: tuple[QuantFormat, ...],
         repack_fp8: RepackFp8,
-        quantize: Quantize | None,
+        quantize: Quantize,
     ) -> None:
-        """quantize: the backend's own; None: none, and so no product that quantises its activations."""
         self._gpu = gpu
         self._weight_form = weight_form
         self._fp8_formats = fp8_formats
@@ -231,9 +230,8 @@ class ProductOps(ABC):
         if scheme is None:
             is_mixed = w.form.name == "plain" and w.codes.dtype != x_TK.dtype
             return Activations(x_TK, torch.float32 if is_mixed else x_TK.dtype)
-        refusal = self._refused_activations(scheme, w.form)
-        if refusal is not None or self._quantize is None:
-            raise UnsupportedOp(refusal.reason if refusal else "no kernel quantises activations")
+        if refusal := self._refused_activations(scheme, w.form):
+            raise UnsupportedOp(refusal.reason)
         T, K = x_TK.shape
         row = -(-K // 16) * 16
         codes, scales = self._workspace.take(
@@ -243,10 +241,10 @@ class ProductOps(ABC):
         is_native = self._is_native(scheme.format, w.form)
         return Activations(codes[:, :K], x_TK.dtype, scales, max(scheme.group_size, 0), is_native)
 
-    def entry(self, kernel: str, operand: torch.dtype, tokens: int, width: int) -> Entry:
+    def entry(self, kernel: str, operand: torch.dtype, tokens: int, width: int, **more: Key) -> Entry:
         """The launch parameters of a product of that many rows, N of `width`."""
         m = INVARIANT_TOKENS if self._gpu.deterministic else 1 << (tokens - 1).bit_length()
-        return self._gpu.tuning.pick(kernel, operand=_NAMES[operand], m=m, n=width)
+        return self._gpu.tuning.pick(kernel, operand=_NAMES[operand], m=m, n=width, **more)
 
     # -- checks -----------------------------------------------------------------------------------------------
     def _supports_gemm(self, spec: GemmSpec) -> Unsupported | None:
@@ -304,8 +302,6 @@ class ProductOps(ABC):
     def _refused_activations(self, scheme: QuantScheme, form: Form) -> Unsupported | None:
         """Why activations can't be quantised so. Integers meet a weight of any other form as floats."""
         is_native, group = self._is_native(scheme.format, form), max(scheme.group_size, 0)
-        if self._quantize is None:
-            return Unsupported("no kernel quantises activations")
         if scheme.format is not QuantFormat.INT8 and not is_native:
             return Unsupported(f"no product of {scheme.format} activations with a weight of {form.name}")
         if group and (not is_native or group < MIN_DOT_GROUP or group & (group - 1)):

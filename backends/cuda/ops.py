@@ -5,6 +5,7 @@ from __future__ import annotations
 from octavo.backends.common.cache import CacheOps
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.op_groups import OpGroups
+from octavo.backends.common.quantize import QuantizeOps
 from octavo.backends.common.routing import RoutingOps
 from octavo.backends.common.rows import RowOps
 from octavo.backends.common.sampling import SamplingOps
@@ -15,7 +16,9 @@ from octavo.backends.cuda.moe import MoeOps
 def make_ops(gpu: Gpu) -> OpGroups:
     """The ops of one device."""
     ops = OpGroups("cuda")
-    products = GemmOps(gpu, None)
+    quantizers = QuantizeOps(gpu)
+    products = GemmOps(gpu, quantizers.quantize)
+    ops.take(quantizers, ops=("quantize",))
     ops.take(products, ops=("gemm", "embed"), besides=("prepare_weight",))
     ops.take(MoeOps(gpu, products), ops=("grouped_gemm",))
     ops.take(RowOps(gpu), ops=("rms_norm", "rotary", "act_mul"))

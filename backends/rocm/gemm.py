@@ -22,7 +22,7 @@ from octavo.backends.rocm.weights import FP8_FORMATS, repack_fp8, weight_form
 class GemmOps(ProductOps):
     """`prepare_weight`, `gemm` and `embed` of one device."""
 
-    def __init__(self, gpu: Gpu, quantize: Quantize | None) -> None:
+    def __init__(self, gpu: Gpu, quantize: Quantize) -> None:
         super().__init__(gpu, weight_form, FP8_FORMATS, repack_fp8, quantize)
 
     def _gemm_plain(
@@ -37,7 +37,8 @@ class GemmOps(ProductOps):
 
     def _gemm_scaled(self, x: Activations, w: GpuWeight, out: torch.Tensor, tail: Tail) -> None:
         M, N, K = x.codes_TK.shape[0], w.spec.out_features, w.spec.in_features
-        constants = narrowed(self.entry("gemm_scaled", x.codes_TK.dtype, M, N), w.form.group, x.group)
+        entry = self.entry("gemm_scaled", x.codes_TK.dtype, M, N, groups=int(x.group or w.form.group))
+        constants = narrowed(entry, w.form.group, x.group)
         is_foreign = x.codes_TK.dtype == torch.float8_e4m3fn
         codes = x.codes_TK.view(torch.uint8) if is_foreign else x.codes_TK
         self._gpu.launch(
@@ -49,12 +50,12 @@ class GemmOps(ProductOps):
 
     def _gemm_codes(self, x: Activations, w: GpuWeight, out: torch.Tensor, tail: Tail) -> None:
         M, N, K = x.codes_TK.shape[0], w.spec.out_features, w.spec.in_features
-        constants = narrowed(self.entry("gemm_codes", x.compute, M, N), w.form.group)
+        constants = dict(self.entry("gemm_codes", x.compute, M, N).constants)
         self._gpu.launch(
             quant_kernels.gemm_codes, self._grid(M, N, constants), x.codes_TK, w.codes, w.scales_GN, w.offsets_GN,
-            x.scales, out, tail.bias_N, tail.residual, M, N, K, w.form.half(K), x.codes_TK.stride(0),
-            w.codes.stride(0), N, x.scale_stride, out.stride(0), tail.residual_stride, FORM=w.form.name,
-            GROUP=w.form.group, COMPUTE=COMPUTE_TYPES[x.compute], GATE=tail.gate,
+            x.scales, out, tail.bias_N, tail.residual, M, N, K, w.form.half(K), w.form.groups(K),
+            x.codes_TK.stride(0), w.codes.stride(0), N, x.scale_stride, out.stride(0), tail.residual_stride,
+            FORM=w.form.name, GROUP=w.form.group, COMPUTE=COMPUTE_TYPES[x.compute], GATE=tail.gate,
             EVEN_K=is_even(w.form, K, constants["BLOCK_K"]), DIES=self._gpu.chip.num_dies, **constants,
         )  # fmt: skip
 

@@ -11,8 +11,8 @@
 
 The weight is the left operand: it comes from registers, where its codes were widened, and its rows fill the tensor
 core's long side, so that a few tokens waste little. Both nibbles of a byte belong to one row and lie HALF columns
-apart, so that neither needs to be moved: a tile of bytes is multiplied twice, with two tiles of x. BLOCK_K divides a
-group, so that a tile needs one scale a row.
+apart, so that neither needs to be moved: a tile of bytes is multiplied twice, with two tiles of x. A tile lies in one
+group or holds several whole ones: BLOCK_K divides the group, or the group BLOCK_K.
 """
 
 import torch
@@ -44,18 +44,31 @@ def nibble_value(codes, FORM: tl.constexpr):
 
 
 @triton.jit
-def scaled(values, scales, offsets, cols, col_ok, group, stride_scales):
-    """values [BN, BK] of one group of columns, times its rows' scales, less their offsets."""
-    at = group * stride_scales + cols
-    values = values * tl.load(scales + at, mask=col_ok, other=0.0)[:, None]
-    if offsets is not None:
-        values -= tl.load(offsets + at, mask=col_ok, other=0.0)[:, None]
+def scaled(
+    values, scales, offsets, cols, col_ok, first, num_groups, stride_scales,
+    GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """values [BN, BK] of the columns from `first` on, times their groups' scales, less their offsets."""
+    if GROUP == 0 or GROUP >= BLOCK_K:  # one group
+        at = (first // GROUP if GROUP > 0 else 0) * stride_scales + cols
+        values = values * tl.load(scales + at, mask=col_ok, other=0.0)[:, None]
+        if offsets is not None:
+            values -= tl.load(offsets + at, mask=col_ok, other=0.0)[:, None]
+    else:
+        groups = first // GROUP + tl.arange(0, BLOCK_K // GROUP)
+        at = groups[None, :] * stride_scales + cols[:, None]
+        mask = col_ok[:, None] & (groups < num_groups)[None, :]
+        parts = tl.reshape(values, (BLOCK_N, BLOCK_K // GROUP, GROUP))
+        parts = parts * tl.load(scales + at, mask=mask, other=0.0)[:, :, None]
+        if offsets is not None:
+            parts -= tl.load(offsets + at, mask=mask, other=0.0)[:, :, None]
+        values = tl.reshape(parts, (BLOCK_N, BLOCK_K))
     return values
 
 
 @triton.jit
 def sum_codes(
-    x, w, scales, offsets, rows, row_ok, cols, col_ok, K, half, stride_x, stride_w, stride_scales,
+    x, w, scales, offsets, rows, row_ok, cols, col_ok, K, half, num_groups, stride_x, stride_w, stride_scales,
     FORM: tl.constexpr, GROUP: tl.constexpr, COMPUTE: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -74,31 +87,32 @@ def sum_codes(
             codes = codes.to(tl.int32)
             acc = _step(
                 acc, nibble_value(codes & 15, FORM), x, scales, offsets, rows, row_ok, cols, col_ok, first,
-                tl.minimum(K, half), stride_x, stride_scales, GROUP, COMPUTE, EVEN_K, BLOCK_K,
+                tl.minimum(K, half), num_groups, stride_x, stride_scales, GROUP, COMPUTE, EVEN_K, BLOCK_N, BLOCK_K,
             )  # fmt: skip
             acc = _step(
                 acc, nibble_value(codes >> 4, FORM), x, scales, offsets, rows, row_ok, cols, col_ok, half + first,
-                K, stride_x, stride_scales, GROUP, COMPUTE, EVEN_K, BLOCK_K,
+                K, num_groups, stride_x, stride_scales, GROUP, COMPUTE, EVEN_K, BLOCK_N, BLOCK_K,
             )  # fmt: skip
         else:
             acc = _step(
                 acc, codes.to(tl.float32), x, scales, offsets, rows, row_ok, cols, col_ok, first,
-                K, stride_x, stride_scales, GROUP, COMPUTE, EVEN_K, BLOCK_K,
+                K, num_groups, stride_x, stride_scales, GROUP, COMPUTE, EVEN_K, BLOCK_N, BLOCK_K,
             )  # fmt: skip
     return acc
 
 
 @triton.jit
 def _step(
-    acc, values, x, scales, offsets, rows, row_ok, cols, col_ok, first, limit, stride_x, stride_scales,
-    GROUP: tl.constexpr, COMPUTE: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_K: tl.constexpr,
+    acc, values, x, scales, offsets, rows, row_ok, cols, col_ok, first, limit, num_groups,
+    stride_x, stride_scales,
+    GROUP: tl.constexpr, COMPUTE: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """acc + values @ x[:, first ..].T; x counts as 0 from `limit` on."""
     x_MK = load_tile(x, rows, row_ok, stride_x, first, limit, BLOCK_K, not EVEN_K)
-    if GROUP > 0:
-        values = scaled(values, scales, offsets, cols, col_ok, first // GROUP, stride_scales)
-    elif offsets is not None:
-        values = scaled(values, scales, offsets, cols, col_ok, 0, stride_scales)
+    if GROUP > 0 or offsets is not None:
+        values = scaled(
+            values, scales, offsets, cols, col_ok, first, num_groups, stride_scales, GROUP, BLOCK_N, BLOCK_K
+        )
     if x_MK.dtype != COMPUTE:
         x_MK = cast(x_MK.to(tl.float32), COMPUTE)
     return dot(cast(values, COMPUTE), tl.trans(x_MK), acc)
@@ -106,7 +120,7 @@ def _step(
 
 @triton.jit
 def codes_tile(
-    x, w, scales, offsets, x_scales, out, bias, residual, rows, last_row, first_n, N, K, half,
+    x, w, scales, offsets, x_scales, out, bias, residual, rows, last_row, first_n, N, K, half, num_groups,
     stride_x, stride_w, stride_scales, stride_x_scales, stride_out, stride_residual,
     FORM: tl.constexpr, GROUP: tl.constexpr, COMPUTE: tl.constexpr, GATE: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -118,8 +132,8 @@ def codes_tile(
     cols = first_n + tl.arange(0, BLOCK_N)
     row_ok, col_ok = rows < last_row, cols < N
     acc_NM = sum_codes(
-        x, w, scales, offsets, rows, row_ok, cols, col_ok, K, half, stride_x, stride_w, stride_scales,
-        FORM, GROUP, COMPUTE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
+        x, w, scales, offsets, rows, row_ok, cols, col_ok, K, half, num_groups, stride_x, stride_w,
+        stride_scales, FORM, GROUP, COMPUTE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     acc = tl.trans(acc_NM)
     if scales is not None and GROUP == 0 and offsets is None:

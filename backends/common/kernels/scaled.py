@@ -31,7 +31,11 @@ def add_scaled(acc, total, left, right, x_M, w_N, SWAP: tl.constexpr):
         part = dot_int8(left, right, tl.zeros_like(total)).to(tl.float32)
     else:
         part = dot(left, right, tl.zeros_like(acc))
-    return acc + part * (w_N[:, None] * x_M[None, :] if SWAP else x_M[:, None] * w_N[None, :])
+    # One factor after the other: no tile of their products takes registers.
+    if SWAP:
+        return acc + (part * w_N[:, None]) * x_M[None, :]
+    else:
+        return acc + (part * x_M[:, None]) * w_N[None, :]
 
 
 @triton.jit

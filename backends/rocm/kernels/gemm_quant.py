@@ -17,7 +17,7 @@ from octavo.backends.rocm.kernels.gemm import tile_of_program
 
 @triton.jit(do_not_specialize=["M"])
 def gemm_codes(
-    x, w, scales, offsets, x_scales, out, bias, residual, M, N, K, half,
+    x, w, scales, offsets, x_scales, out, bias, residual, M, N, K, half, num_groups,
     stride_x, stride_w, stride_scales, stride_x_scales, stride_out, stride_residual,
     FORM: tl.constexpr, GROUP: tl.constexpr, COMPUTE: tl.constexpr, GATE: tl.constexpr, EVEN_K: tl.constexpr,
     DIES: tl.constexpr,
@@ -28,7 +28,8 @@ def gemm_codes(
     tile_m, tile_n = tile_at(tile_of_program(num_m * num_n, DIES), num_m, num_n, GROUP_M)
     codes_tile(
         x, w, scales, offsets, x_scales, out, bias, residual, tile_m * BLOCK_M + tl.arange(0, BLOCK_M), M,
-        tile_n * BLOCK_N, N, K, half, stride_x, stride_w, stride_scales, stride_x_scales, stride_out, stride_residual,
+        tile_n * BLOCK_N, N, K, half, num_groups, stride_x, stride_w, stride_scales, stride_x_scales, stride_out,
+        stride_residual,
         FORM, GROUP, COMPUTE, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
 

@@ -39,7 +39,7 @@ def grouped_gemm(
 @triton.jit
 def grouped_codes(
     x, w, scales, offsets, x_scales, w_offsets, scale_offsets, offset_offsets, segment_start, out, E, N, K, half,
-    stride_x, stride_w, stride_scales, stride_x_scales, stride_out,
+    num_groups, stride_x, stride_w, stride_scales, stride_x_scales, stride_out,
     FORM: tl.constexpr, GROUP: tl.constexpr, COMPUTE: tl.constexpr, GATE: tl.constexpr, EVEN_K: tl.constexpr,
     E_PAD: tl.constexpr, DIES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -55,7 +55,7 @@ def grouped_codes(
             None if scales is None else of_expert(scales, scale_offsets, expert),
             None if offsets is None else of_expert(offsets, offset_offsets, expert),
             x_scales, out, None, None, first + tl.arange(0, BLOCK_M), end, tile % num_n * BLOCK_N, N, K, half,
-            stride_x, stride_w, stride_scales, stride_x_scales, stride_out, 0,
+            num_groups, stride_x, stride_w, stride_scales, stride_x_scales, stride_out, 0,
             FORM, GROUP, COMPUTE, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
 
