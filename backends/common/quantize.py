@@ -20,7 +20,14 @@ LARGEST_CODE = {
 }
 """Of the formats that activations can have. Never written to."""
 
-_FLAVOURS = {"e4m3fn": QuantFormat.FP8_E4M3FN, "e4m3fnuz": QuantFormat.FP8_E4M3FNUZ}
+_FLAVOURS = {
+    "e4m3fn": (QuantFormat.FP8_E4M3FN,),
+    "e4m3fnuz": (
+        QuantFormat.FP8_E4M3FNUZ,
+        QuantFormat.FP8_E4M3FN,
+    ),  # whose bits mean half of it there: products take both
+}
+"""8-bit floats that a chip of either flavour multiplies. Never written to."""
 PARTS = 512
 """Most partial maxima of a tensor: so many programs fill any of the chips, and one load reads them all."""
 
@@ -30,7 +37,7 @@ class QuantizeOps:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._formats = (QuantFormat.INT8, QuantFormat.INT4, _FLAVOURS[gpu.chip.fp8])
+        self._formats = (QuantFormat.INT8, QuantFormat.INT4, *_FLAVOURS[gpu.chip.fp8])
         self._partial = torch.empty(PARTS, dtype=torch.float32, device=gpu.device)
 
     def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
