@@ -1,0 +1,442 @@
+"""PagedAttention on a GPU: what is launched for a call. The walk over the keys is each vendor's own kernel.
+
+    plan(meta) ──► AttentionPlan        the step's metadata, and the workspace that splits meet in
+    paged_attention, attention
+      │  tile of queries    BLOCK_M rows = tokens x heads of one KV head      from tuning, by the average request
+      │  grid               T // tokens + B tiles, times KV heads             padded shapes alone: fit for a recording
+      ├─ fills the chip ──► attention_tile                                    one program walks all keys of its tile
+      └─ does not       ──► attention_split ──► workspace ──► merge_splits    num_splits programs share them
+
+The workspace is one piece of memory for as long as the device lives. It is large enough for as many programs as a chip
+runs at once, which is all that splitting is for; ops of one stream follow each other, so that all may use it.
+
+Deterministic: every call takes the split path with tiles and splits of one size at absolute positions, merged in
+ascending order. What a row's bits come from is then its own query and keys, whoever shares its batch, its tile or its
+chunk. Where the splits of a step pass the workspace, the tiles come in slabs, one pair of launches each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from octavo.backends.common.cost import Cost
+from octavo.backends.common.gpu import Gpu
+from octavo.backends.common.kernels import merge
+from octavo.backends.common.launch import Kernel
+from octavo.backends.common.tuning import Entry
+from octavo.core.backend.kv import AttentionMetadata, KVCache, KVLayout
+from octavo.core.backend.ops import StepPlan
+from octavo.core.backend.specs import AttentionSpec, OpSpec, RowSpec, Unsupported
+from octavo.core.base.errors import UnsupportedOp
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FP8 = {"e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}
+
+MAX_HEAD_DIM = 576
+PART_FLOATS = 64 * (128 + 2)
+"""Workspace of one program: 64 rows of 128 sums, m and l. Wider heads and taller tiles are cut into fewer splits."""
+
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(slots=True)
+class AttentionPlan(StepPlan):
+    """A step as this backend's attention sees it.
+
+    Attributes:
+        workspace: fp32, of the device; what a launch leaves in it, the next one on the stream takes.
+    """
+
+    workspace: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys and values of a call, in pages or contiguous.
+
+    Attributes:
+        k, v: [N, S, K, D], or [S, K, D] when contiguous.
+        lengths: [B] KV lengths, or [B + 1] starts when contiguous.
+        table: [B, max_blocks], or None.
+        block_size: 0 when contiguous.
+        most_keys: that a request can have, from shapes alone.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    query_start_loc: torch.Tensor
+    lengths: torch.Tensor
+    table: torch.Tensor | None
+    block_size: int
+    most_keys: int
+
+    @property
+    def num_requests(self) -> int:
+        return self.query_start_loc.shape[0] - 1
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """k's of block, slot and head, then v's. A contiguous request's first key is its "block"."""
+        if self.table is not None:
+            return *self.k.stride()[:3], *self.v.stride()[:3]
+        return self.k.stride(0), *self.k.stride()[:2], self.v.stride(0), *self.v.stride()[:2]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How scores are formed; as in the contract."""
+
+    softmax_scale: float
+    causal: bool
+    window: int | None
+    softcap: float | None
+    sinks_H: torch.Tensor | None
+    alibi_slopes_H: torch.Tensor | None
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+
+    @property
+    def factor_and_cap(self) -> tuple[float, float | None]:
+        """As kernels/softmax.py takes them: scores in base 2."""
+        if self.softcap is None:
+            return self.softmax_scale * LOG2_E, None
+        return self.softmax_scale / self.softcap, self.softcap * LOG2_E
+
+
+@dataclass(frozen=True, slots=True)
+class TileGrid:
+    """Tiles of queries of one call.
+
+    Attributes:
+        heads: of one KV head in a tile. tokens: of a request in a tile.
+        programs: of one tile: KV heads, times the chunks of their groups.
+        tiles: enough for any lengths that the shapes allow.
+    """
+
+    heads: int
+    tokens: int
+    programs: int
+    tiles: int
+
+    @classmethod
+    def of(cls, block_m: int, *, heads: int, kv_heads: int, tokens: int, requests: int) -> TileGrid:
+        group = heads // kv_heads
+        packed = min(group, block_m)
+        return cls(packed, block_m // packed, kv_heads * -(-group // packed), tokens // (block_m // packed) + requests)
+
+
+class PagedAttentionOps:
+    """`plan`, `paged_attention`, `attention` and `merge_attention` of one device, over a vendor's two kernels."""
+
+    def __init__(self, gpu: Gpu, *, tile: Kernel, split: Kernel, programs_per_unit: int) -> None:
+        """programs_per_unit: how many of the vendor's decode programs keep a unit's memory pipes full."""
+        self._gpu = gpu
+        self._tile, self._split = tile, split
+        self._enough_programs = programs_per_unit * gpu.chip.num_units
+        self._workspace = torch.empty(self._enough_programs * PART_FLOATS, dtype=torch.float32, device=gpu.device)
+
+    # -- the contract -----------------------------------------------------------------------------------------
+    def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
+        """None when the group runs `op` at `spec`, else why not."""
+        if isinstance(spec, AttentionSpec) and op in ("paged_attention", "attention"):
+            return self._refusal(spec)
+        if isinstance(spec, RowSpec) and op == "merge_attention":
+            return None if spec.dtype in FLOATS else Unsupported(f"parts are fp32, bf16 or fp16, not {spec.dtype}")
+        return Unsupported(f"no kernel for {op}")
+
+    def plan(self, meta: AttentionMetadata) -> AttentionPlan:
+        """Nothing is computed: kernels find a tile's request from query_start_loc, so that a recording is never stale.
+
+        Raises ValueError for metadata that is not int32 with rows in one piece.
+        """
+        for x in (meta.query_start_loc, meta.seq_lens, meta.block_table):
+            if x.dtype != torch.int32 or x.stride(-1) != 1:
+                raise ValueError(f"attention metadata is {x.dtype} with strides {x.stride()}; give contiguous int32")
+        return AttentionPlan(meta, self._workspace)
+
+    def paged_attention(
+        self,
+        q_THD: torch.Tensor,
+        kv: KVCache,
+        plan: StepPlan,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        causal: bool = True,
+        softmax_scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
+        alibi_slopes_H: torch.Tensor | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
+    ) -> None:
+        """Attention of ragged queries over paged KV, as the contract has it.
+
+        Raises UnsupportedOp: dtypes or head sizes that supports() refused, or a cache without torch memory.
+        """
+        if kv.key_NSKD is None or kv.value_NSKD is None:
+            raise UnsupportedOp("attention on a GPU takes a KV cache with torch memory")
+        meta = plan.meta
+        keys = Keys(
+            kv.key_NSKD, kv.value_NSKD, meta.query_start_loc, meta.seq_lens, meta.block_table, meta.block_size,
+            meta.block_table.shape[1] * meta.block_size,
+        )  # fmt: skip
+        rule = Rule(softmax_scale, causal, window, softcap, sinks_H, alibi_slopes_H, k_scale, v_scale)
+        self._attend(q_THD, keys, rule, out, lse)
+
+    def attention(
+        self,
+        q_THD: torch.Tensor,
+        k_SKD: torch.Tensor,
+        v_SKD: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        kv_start_loc: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        causal: bool = True,
+        softmax_scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
+    ) -> None:
+        """Attention of ragged queries over ragged contiguous K and V: the paged kernels without a table.
+
+        Raises:
+            UnsupportedOp: dtypes or head sizes that supports() refused.
+            ValueError: starts that are not int32 of one length.
+        """
+        if not query_start_loc.dtype == kv_start_loc.dtype == torch.int32 or len(query_start_loc) != len(kv_start_loc):
+            raise ValueError("query_start_loc and kv_start_loc are int32 of one length")
+        keys = Keys(k_SKD, v_SKD, query_start_loc, kv_start_loc, None, 0, k_SKD.shape[0])
+        rule = Rule(softmax_scale, causal, window, softcap, sinks_H, None, None, None)
+        self._attend(q_THD, keys, rule, out, lse)
+
+    def merge_attention(
+        self,
+        out_a: torch.Tensor,
+        lse_a: torch.Tensor,
+        out_b: torch.Tensor,
+        lse_b: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Combine attention over two disjoint sets of keys; `out` and `lse` may be inputs.
+
+        Raises UnsupportedOp for parts that are not fp32, bf16 or fp16, or log-sum-exps that are not fp32.
+        """
+        if not {x.dtype for x in (out_a, out_b, out)} <= set(FLOATS) or lse_a.dtype != torch.float32 != lse_b.dtype:
+            raise UnsupportedOp(f"merge_attention takes fp32, bf16 or fp16 and fp32 log-sum-exps, not {out_a.dtype}")
+        tokens, heads, width = out.shape
+        entry = self._gpu.tuning.pick("merge-attention", width=padded(width))
+        self._gpu.launch(
+            merge.merge_attention, (-(-tokens * heads // entry.tile["ROWS"]),),
+            out_a, lse_a, out_b, lse_b, out, lse, tokens * heads, heads,
+            *out_a.stride()[:2], lse_a.stride(0), *out_b.stride()[:2], lse_b.stride(0), *out.stride()[:2],
+            0 if lse is None else lse.stride(0), D=width, D_PAD=padded(width), **entry.constants,
+        )  # fmt: skip
+
+    # -- launches ---------------------------------------------------------------------------------------------
+    def _attend(self, q_THD: torch.Tensor, keys: Keys, rule: Rule, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        self._check(q_THD, keys, out)
+        if not q_THD.shape[0] or not keys.num_requests:
+            return
+        entry = self._entry("attention-split", q_THD, keys)
+        grid = self._grid(entry, q_THD, keys)
+        num_splits = self._num_splits(entry, grid, keys, rule, padded(out.shape[2]))
+        if num_splits > 1 or self._gpu.deterministic:
+            self._launch_splits(q_THD, keys, rule, out, lse, entry, grid, num_splits)
+        else:
+            self._launch_tiles(q_THD, keys, rule, out, lse)
+
+    def _launch_tiles(
+        self, q_THD: torch.Tensor, keys: Keys, rule: Rule, out: torch.Tensor, lse: torch.Tensor | None
+    ) -> None:
+        entry = self._entry("attention-tile", q_THD, keys)
+        grid = self._grid(entry, q_THD, keys)
+        self._gpu.launch(
+            self._tile, (grid.tiles * grid.programs,),
+            q_THD, keys.k, keys.v, out, lse, keys.query_start_loc, keys.lengths, keys.table,
+            rule.sinks_H, rule.alibi_slopes_H, rule.k_scale, rule.v_scale,
+            keys.num_requests, grid.tiles, keys.k.shape[-2],
+            *q_THD.stride()[:2], *keys.strides, *out.stride()[:2], 0 if lse is None else lse.stride(0),
+            0 if keys.table is None else keys.table.stride(0), head_stride(rule.k_scale), head_stride(rule.v_scale),
+            *rule.factor_and_cap, rule.window, **_shape(q_THD, keys, rule, grid), **entry.constants,
+        )  # fmt: skip
+
+    def _launch_splits(
+        self,
+        q_THD: torch.Tensor,
+        keys: Keys,
+        rule: Rule,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        entry: Entry,
+        grid: TileGrid,
+        num_splits: int,
+    ) -> None:
+        """A slab of tiles at a time: as many as have room in the workspace, all of them where it matters."""
+        shape, block_m, kv_heads = _shape(q_THD, keys, rule, grid), entry.tile["BLOCK_M"], keys.k.shape[-2]
+        slots = self._workspace.numel() // (block_m * (shape["DV_PAD"] + 2))
+        slab = max(1, slots // (grid.programs * num_splits))
+        parts = self._workspace
+        stats = self._workspace[slots * block_m * shape["DV_PAD"] :]
+        merging = self._gpu.tuning.pick("merge-splits", width=shape["DV_PAD"])
+        for first_tile in range(0, grid.tiles, slab):
+            programs = min(slab, grid.tiles - first_tile) * grid.programs
+            self._gpu.launch(
+                self._split, (programs, num_splits),
+                q_THD, keys.k, keys.v, parts, stats, keys.query_start_loc, keys.lengths, keys.table,
+                rule.alibi_slopes_H, rule.k_scale, keys.num_requests, first_tile, kv_heads, num_splits,
+                *q_THD.stride()[:2], *keys.strides, 0 if keys.table is None else keys.table.stride(0),
+                head_stride(rule.k_scale), *rule.factor_and_cap, rule.window, **shape, **entry.constants,
+            )  # fmt: skip
+            self._gpu.launch(
+                merge.merge_splits, (programs, -(-shape["DV_PAD"] // merging.tile["WIDTH"])),
+                parts, stats, out, lse, keys.query_start_loc, keys.lengths, rule.sinks_H, rule.v_scale,
+                keys.num_requests, first_tile, kv_heads, num_splits, *out.stride()[:2],
+                0 if lse is None else lse.stride(0), head_stride(rule.v_scale), rule.window, GROUP=shape["GROUP"],
+                HEADS=grid.heads, PAGED=keys.table is not None, CAUSAL=rule.causal, DV=shape["DV"],
+                DV_PAD=shape["DV_PAD"], BLOCK_M=block_m, SPLIT=entry.tile["SPLIT"], **merging.constants,
+            )  # fmt: skip
+
+    def _num_splits(self, entry: Entry, grid: TileGrid, keys: Keys, rule: Rule, dv_pad: int) -> int:
+        """Enough for the chip; deterministic: one for every SPLIT keys that a tile may see."""
+        split = entry.tile["SPLIT"]
+        most_keys = keys.most_keys
+        if rule.window is not None:
+            most_keys = min(most_keys, rule.window + grid.tokens - 1 + split)  # its first key lies anywhere in a split
+        pieces = max(1, -(-most_keys // split))
+        if self._gpu.deterministic:
+            return pieces
+        programs = grid.tiles * grid.programs
+        slots = self._workspace.numel() // (entry.tile["BLOCK_M"] * (dv_pad + 2))
+        return max(1, min(pieces, self._enough_programs // programs, slots // programs))
+
+    def _entry(self, kernel: str, q_THD: torch.Tensor, keys: Keys) -> Entry:
+        """Launch parameters by what fits on the chip (operands, width) and by the rows of an average request."""
+        kv_heads, head_dim = keys.k.shape[-2:]
+        rows = q_THD.shape[1] // kv_heads * -(-q_THD.shape[0] // keys.num_requests)
+        return self._gpu.tuning.pick(
+            kernel,
+            bits=32 if in_fp32(q_THD.dtype, keys.k.dtype) else 16,
+            width=max(padded(head_dim), padded(keys.v.shape[-1])),
+            mode="fixed" if self._gpu.deterministic else "free",
+            rows=0 if self._gpu.deterministic else rows,
+        )
+
+    def _grid(self, entry: Entry, q_THD: torch.Tensor, keys: Keys) -> TileGrid:
+        return TileGrid.of(
+            entry.tile["BLOCK_M"], heads=q_THD.shape[1], kv_heads=keys.k.shape[-2], tokens=q_THD.shape[0],
+            requests=keys.num_requests,
+        )  # fmt: skip
+
+    # -- refusals ---------------------------------------------------------------------------------------------
+    def _refusal(self, spec: AttentionSpec) -> Unsupported | None:
+        if spec.layout not in (KVLayout.NHD, KVLayout.HND):
+            return Unsupported(f"a key is a row of its block, as in NHD and HND, not {spec.layout}")
+        if spec.num_heads % spec.num_kv_heads:
+            return Unsupported(f"{spec.num_heads} query heads are no multiple of {spec.num_kv_heads} KV heads")
+        return self._refused(spec.q_dtype, spec.kv_dtype, spec.head_dim, spec.v_head_dim)
+
+    def _refused(
+        self, q_dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, v_head_dim: int
+    ) -> Unsupported | None:
+        chip = self._gpu.chip
+        if q_dtype not in FLOATS:
+            return Unsupported(f"queries are fp32, bf16 or fp16, not {q_dtype}")
+        if kv_dtype not in (*FLOATS, FP8[chip.fp8]):
+            return Unsupported(f"KV is fp32, bf16, fp16 or {chip.fp8} on {chip.name}, not {kv_dtype}")
+        if not (1 <= head_dim <= MAX_HEAD_DIM and 1 <= v_head_dim <= MAX_HEAD_DIM):
+            return Unsupported(f"head sizes up to {MAX_HEAD_DIM}, not {head_dim} and {v_head_dim}")
+        return None
+
+    def _check(self, q_THD: torch.Tensor, keys: Keys, out: torch.Tensor) -> None:
+        refused = self._refused(q_THD.dtype, keys.k.dtype, q_THD.shape[2], keys.v.shape[-1])
+        if refused is not None:
+            raise UnsupportedOp(refused.reason)
+        if keys.v.dtype != keys.k.dtype or out.dtype != q_THD.dtype or q_THD.shape[1] % keys.k.shape[-2]:
+            raise UnsupportedOp(
+                f"attention takes K and V of one dtype, out in q's, and query heads in equal groups; here "
+                f"K {keys.k.dtype}, V {keys.v.dtype}, q {q_THD.dtype}, out {out.dtype}, {q_THD.shape[1]} over "
+                f"{keys.k.shape[-2]} heads"
+            )
+
+
+def attention_cost(
+    requests: Sequence[tuple[int, int]],
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    v_head_dim: int,
+    q_dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    causal: bool = True,
+    window: int | None = None,
+) -> Cost:
+    """What one call must move and multiply: q and out once, and once each the keys that any row of a request sees.
+
+    requests: queries and KV length of each.
+    """
+    rows = sum(queries for queries, _ in requests)
+    pairs = keys = 0
+    for queries, length in requests:
+        position = length - queries
+        ends = [max(0, position + r + 1) if causal else length for r in range(queries)]
+        begins = [0 if window is None else max(0, position + r + 1 - window) for r in range(queries)]
+        pairs += sum(max(0, end - begin) for begin, end in zip(begins, ends, strict=True))
+        keys += max(0, max(ends, default=0) - min(begins, default=0))
+    width = head_dim + v_head_dim
+    operand = torch.float32 if in_fp32(q_dtype, kv_dtype) else q_dtype
+    return Cost(
+        rows * heads * width * q_dtype.itemsize + keys * kv_heads * width * kv_dtype.itemsize,
+        {str(operand).removeprefix("torch."): 2.0 * pairs * heads * width},
+    )
+
+
+def padded(width: int) -> int:
+    """The next power of two, and no less than a matrix unit takes."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def chunks(width: int) -> tuple[int, int]:
+    """A head as powers of two (main, rest) where two cover it with less than one: 192 = 128 + 64; else rest is 0."""
+    whole = padded(width)
+    main = whole // 2
+    rest = padded(width - main) if width > main else whole
+    return (main, rest) if main + rest < whole else (whole, 0)
+
+
+def in_fp32(q_dtype: torch.dtype, kv_dtype: torch.dtype) -> bool:
+    """Whether both are widened: 8-bit floats fit any type of query, other types that differ meet in fp32."""
+    return q_dtype == torch.float32 or (kv_dtype.itemsize > 1 and kv_dtype != q_dtype)
+
+
+def head_stride(scale: torch.Tensor | None) -> int:
+    """From one KV head's scale to the next: 0 where one serves all of them."""
+    return 0 if scale is None or scale.numel() == 1 else scale.stride(0)
+
+
+def _shape(q_THD: torch.Tensor, keys: Keys, rule: Rule, grid: TileGrid) -> dict[str, int | bool]:
+    """The constexprs of both kernels that a model fixes."""
+    head_dim, v_head_dim = q_THD.shape[2], keys.v.shape[-1]
+    main, rest = chunks(head_dim)
+    return {
+        "GROUP": q_THD.shape[1] // keys.k.shape[-2],
+        "HEADS": grid.heads,
+        "BLOCK_SIZE": keys.block_size,
+        "CAUSAL": rule.causal,
+        "IN_FP32": in_fp32(q_THD.dtype, keys.k.dtype),
+        "D": head_dim,
+        "D_MAIN": main,
+        "D_REST": rest,
+        "DV": v_head_dim,
+        "DV_PAD": padded(v_head_dim),
+    }
