@@ -9,6 +9,7 @@ from octavo.backends.common.quantize import QuantizeOps
 from octavo.backends.common.routing import RoutingOps
 from octavo.backends.common.rows import RowOps
 from octavo.backends.common.sampling import SamplingOps
+from octavo.backends.rocm.attention import AttentionOps
 from octavo.backends.rocm.gemm import GemmOps
 from octavo.backends.rocm.moe import MoeOps
 
@@ -26,6 +27,7 @@ def make_ops(gpu: Gpu) -> OpGroups:
         CacheOps(gpu),
         ops=("write_kv", "rope_write_kv", "write_mla", "copy_blocks", "gather_blocks", "scatter_blocks"),
     )
+    ops.take(AttentionOps(gpu), ops=("paged_attention", "attention", "merge_attention"), besides=("plan",))
     ops.take(RoutingOps(gpu), ops=("moe_route",))
     ops.take(SamplingOps(gpu), ops=("sample",))
     return ops
