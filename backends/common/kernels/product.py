@@ -14,9 +14,7 @@ import triton
 import triton.language as tl
 
 from octavo.backends.common.kernels.numeric import cast, dot
-
-ROOT_2_OVER_PI = tl.constexpr(0.7978845608028654)
-ROOT_HALF = tl.constexpr(0.7071067811865476)
+from octavo.backends.common.kernels.rows import activation
 
 
 @triton.jit
@@ -42,18 +40,6 @@ def load_tile(base, rows, row_ok, stride, first, limit, WIDTH: tl.constexpr, MAS
 
 
 @triton.jit
-def activate(x, GATE: tl.constexpr):
-    """act(x) of a gate, in fp32."""
-    if GATE == "silu":
-        return x / (1.0 + tl.exp(-x))
-    elif GATE == "gelu":
-        return 0.5 * x * (1.0 + tl.erf(x * ROOT_HALF))
-    else:
-        inner = ROOT_2_OVER_PI * (x + 0.044715 * x * x * x)
-        return x - x / (1.0 + tl.exp(2.0 * inner))  # x · (1 + tanh(inner)) / 2
-
-
-@triton.jit
 def finish(
     acc, out, bias, residual, rows, row_ok, first_n, N, stride_out, stride_residual,
     GATE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -69,7 +55,7 @@ def finish(
         acc += tl.load(bias + at, mask=cols < N, other=0.0).to(tl.float32)[None, :]
     if GATE is not None:
         gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
-        acc = activate(gate, GATE) * up
+        acc = activation(gate, GATE) * up
         cols = first_n // 2 + tl.arange(0, BLOCK_N // 2)
         N = N // 2
     mask = row_ok[:, None] & (cols < N)[None, :]

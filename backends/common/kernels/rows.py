@@ -80,7 +80,7 @@ def rms_norm(
 
 
 @triton.jit
-def _activation(x, GATE: tl.constexpr):
+def activation(x, GATE: tl.constexpr):
     """silu, or gelu exactly or by tanh; x in fp32.
 
     ½x(1 + tanh y) = x / (1 + e^-2y): where e^-2y overflows the quotient is 0, as it should be.
@@ -103,7 +103,7 @@ def act_mul(x, out, num_rows, width, x_stride, out_stride, GATE: tl.constexpr, R
     gate = tl.load(x_rows + cols, mask, other=0.0).to(tl.float32)
     up = tl.load(x_rows + width + cols, mask, other=0.0).to(tl.float32)
     tl.store(
-        out + rows.to(tl.int64) * out_stride + cols, cast(_activation(gate, GATE) * up, out.dtype.element_ty), mask
+        out + rows.to(tl.int64) * out_stride + cols, cast(activation(gate, GATE) * up, out.dtype.element_ty), mask
     )
 
 
