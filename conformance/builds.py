@@ -30,9 +30,14 @@ Built = tuple[str, float, dict[str, float], tuple[str, ...]]
 
 
 def build_all(
-    backend: str, target: str | None, only: str | None, *, on_result: Callable[[CaseResult, int, int], None] | None
+    backend: str,
+    target: str | None,
+    only: str | None,
+    *,
+    jobs: int | None = None,
+    on_result: Callable[[CaseResult, int, int], None] | None,
 ) -> list[CaseResult]:
-    """Build what `only` (an op, a name or a prefix) leaves.
+    """Build what `only` (an op, a name or a prefix) leaves, on `jobs` processes (None: one per core).
 
     Raises:
         ConfigError: nothing is left, or the target isn't known.
@@ -42,7 +47,7 @@ def build_all(
     if not builds:
         raise ConfigError(f"no build of backend {backend} fits {only}", field="only")
     results = {}
-    for name, answer in _answers(backend, target, list(builds)):
+    for name, answer in _answers(backend, target, list(builds), jobs or len(os.sched_getaffinity(0))):
         results[name] = _judged(builds[name], backend, answer)
         if on_result is not None:
             on_result(results[name], len(results), len(builds))
@@ -86,10 +91,10 @@ def _build(backend: str, target: str | None, name: str) -> Built:
     return name, time.perf_counter() - started, figures, faults
 
 
-def _answers(backend: str, target: str | None, names: list[str]) -> Iterator[tuple[str, Built | None]]:
+def _answers(backend: str, target: str | None, names: list[str], jobs: int) -> Iterator[tuple[str, Built | None]]:
     """What became of each build, as they end; None where the compiler took its process with it."""
     suspects = []
-    with _pool(len(os.sched_getaffinity(0))) as pool:
+    with _pool(jobs) as pool:
         waiting: dict[Future[Built], str] = {pool.submit(_build, backend, target, name): name for name in names}
         for future in as_completed(waiting):
             try:

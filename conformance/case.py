@@ -50,6 +50,7 @@ class Case:
         faults: mutants that it is there to catch, by name.
         requires: whether it concerns a backend at all.
         world: ranks of the group that it runs in, each with a backend of its own.
+        is_large: it holds gigabytes: several at once might not fit the device.
         timeout_s: seconds that both attempts may take.
     """
 
@@ -63,6 +64,7 @@ class Case:
     faults: frozenset[str] = frozenset()
     requires: Requirement = field(default=always)
     world: int = 1
+    is_large: bool = False
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -76,6 +78,11 @@ class Case:
     @property
     def family(self) -> str:
         return self.name.partition("/")[0]
+
+    @property
+    def needs_device_alone(self) -> bool:
+        """Whether no other case may run beside it."""
+        return self.is_large or self.world > 1
 
 
 def computes_in(*dtypes: torch.dtype) -> Requirement:

@@ -73,6 +73,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
         strict=args.strict_backend,
         target=_only_of("compile", args.profile, "--target", args.target),
         beside=_beside(args),
+        jobs=_jobs(args),
+        budget_s=None if args.budget is None else _positive(args.budget, "--budget"),
     )
 
 
@@ -106,7 +108,7 @@ def _verify(args: argparse.Namespace, path: str) -> int:
         raise ConfigError(f"--share is {args.share}; give a number above 0 and up to 1", field="share")
     report = json.decode(_read(path), source=path)
     with ProgressLine() as line:
-        outcome = verify(report, share, line.case, in_process=args.in_process)
+        outcome = verify(report, share, line.case, in_process=args.in_process, jobs=_jobs(args))
     for note in outcome.notes:
         print(f"note: {note}")
     for difference in outcome.differences:
@@ -145,12 +147,11 @@ def _variants(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     _refuse_unwritable(args.json)
     count = DEFAULT_SEEDS if args.seeds is None else _whole(args.seeds, "--seeds", least=1)
-    jobs = 1 if args.jobs is None else _whole(args.jobs, "--jobs", least=1)
     report = variants.begun(settings.seed, count, settings.profile_name, settings.only)
     if args.json is not None and Path(args.json).is_file():
         report = variants.taken_up(_read(args.json), report)
     started = time.monotonic()
-    for so_far in variants.run(report, jobs, _tell_variant):
+    for so_far in variants.run(report, settings.jobs or 1, _tell_variant):
         report = so_far
         _write(args.json, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     alarms = sum(len(verdict.alarms) for verdict in report.verdicts)
@@ -215,6 +216,13 @@ def _only_of(profile: str, given: str | None, flag: str, value: str | None) -> s
     if value is not None and given != profile:
         raise ConfigError(f"{flag} belongs to --profile {profile}; add that or leave {flag} out", field=flag)
     return value
+
+
+def _jobs(args: argparse.Namespace) -> int | None:
+    if args.jobs is not None and (args.mutants or args.profile == "perf"):
+        what = "--mutants" if args.mutants else "--profile perf, which must have the device for itself,"
+        raise ConfigError(f"--jobs can't be had with {what}; leave it out", field="jobs")
+    return None if args.jobs is None else _whole(args.jobs, "--jobs", least=1)
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:

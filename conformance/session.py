@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from octavo.conformance import builds, perf, suite
-from octavo.conformance.case import Case
+from octavo.conformance.case import Case, always
 from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import Gap, load_gaps
 from octavo.conformance.harness.result import CaseResult, Status
@@ -182,9 +182,7 @@ def _conform_uncased(settings: Settings, progress: Progress | None) -> Report:
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
     if settings.profile_name == "compile":
         info = BackendRegistry.discover().info(settings.backend)
-        results = builds.build_all(
-            info.name, settings.target, settings.only, jobs=settings.jobs, on_result=progress
-        )
+        results = builds.build_all(info.name, settings.target, settings.only, jobs=settings.jobs, on_result=progress)
         facts = builds.facts_of(results[0].axes["target"])
     else:
         info = backend_info(settings.backend)
@@ -262,7 +260,7 @@ def measured(
     gaps: dict[str, Gap] | None = None,
     progress: Progress | None = None,
 ) -> Shared:
-    """`run_together` with the settings' seed and budget; every rerun command carries what the settings add to a plain call."""
+    """`run_together` with the settings' seed and budget; every rerun command carries what they add to a plain call."""
     extra = _option_flags(settings)
     if profile_named(settings.profile_name).needs_determinism:
         extra += f" --profile {settings.profile_name}"
@@ -282,7 +280,8 @@ def measured(
 def compare_threads(alone: Sequence[Runner], cases: Sequence[Case], results: Sequence[CaseResult], seed: int) -> None:
     """Fail what has other bits on the runners' one thread than it had on the backend's own choice of threads."""
     right = {result.name: result for result in results if result.status in (Status.PASS, Status.FALLBACK)}
-    repeated = run_together(alone, [case for case in cases if case.name in right], seed)
+    # Whether they concern the backend is settled.
+    repeated = run_together(alone, [replace(case, requires=always) for case in cases if case.name in right], seed)
     for again in repeated.results:
         result = right[again.name]
         if again.digest != result.digest:

@@ -16,10 +16,10 @@ GAPS = (Status.XFAIL, Status.WAIVED)
 
 @pytest.mark.timeout(0)  # A case has a limit of its own, and the worker is ended when it passes it.
 def test_case(case: Case, runner: Runner, gaps: dict[str, Gap], settings: Settings) -> None:
-    results, not_applicable = measured(runner, [case], settings, gaps=gaps)
-    if not results:
-        pytest.skip(not_applicable[case.name])
-    (result,) = results
+    shared = measured([runner], [case], settings, gaps=gaps)
+    if not shared.results:
+        pytest.skip(shared.inapplicable[case.name])
+    (result,) = shared.results
     if not profile_named(settings.profile_name).accepts(result.status, result.ops):
         pytest.fail(f"{result.status}: {result.detail}\nagain: {result.rerun}", pytrace=False)
     if result.status in GAPS:

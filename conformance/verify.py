@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 
 from octavo.conformance import suite
@@ -28,7 +27,7 @@ from octavo.conformance.session import (
     known_cases,
     measured,
     must_pass,
-    open_runner,
+    open_runners,
     refuse_engine_without_registry,
 )
 from octavo.conformance.version import SPEC_VERSION, SUITE_VERSION
@@ -61,7 +60,9 @@ class Outcome:
         return self.replayed > 0 and not self.differences
 
 
-def verify(report: Report, share: float, progress: Progress | None = None, *, in_process: bool = False) -> Outcome:
+def verify(
+    report: Report, share: float, progress: Progress | None = None, *, in_process: bool = False, jobs: int | None = None
+) -> Outcome:
     """Replay. Raises ConfigError for a report of another suite, BackendUnavailable when its backend isn't here."""
     refuse_foreign(report)
     run = report.run
@@ -69,26 +70,31 @@ def verify(report: Report, share: float, progress: Progress | None = None, *, in
     suite_cases = suite.families(suite.modules_of(run.profile))
     cases = [_case(known, suite_cases) for known in sample]
     settings = Settings(
-        backend=run.backend, profile=run.profile, seed=run.seed, options=run.options, in_process=in_process
+        backend=run.backend, profile=run.profile, seed=run.seed, options=run.options, in_process=in_process, jobs=jobs
     )
     info = backend_info(run.backend)
     refuse_engine_without_registry(run.profile, info.name)
     gaps = load_gaps(info, known_cases(run.profile))
-    with closing(open_runner(settings, info.name)) as runner:
-        unable = {case.name: why for case in cases if (why := runner.unable(case)) is not None}
+    with open_runners(settings, info.name) as runners:
+        facts = runners[0].facts
+        unable = {case.name: why for case in cases if (why := runners[0].unable(case)) is not None}
         able = [case for case in cases if case.name not in unable]
-        results, not_applicable = measured(runner, able, settings, gaps=gaps, progress=progress)
-        notes = _notes(report, info, runner.facts)
-    again = {result.name: entry(result) for result in results}
-    differences = [f"{name}: in the report, and not for this backend: {why}" for name, why in not_applicable.items()]
+        shared = measured(runners, able, settings, gaps=gaps, progress=progress)
+    notes = _notes(report, info, facts)
+    again = {result.name: entry(result) for result in shared.results}
+    differences = [
+        f"{name}: in the report, and not for this backend: {why}" for name, why in shared.inapplicable.items()
+    ]
     for known in sample:
         if known.id in again and (what := compared(known, again[known.id], with_figures=not notes)):
             differences.append(f"{known.id}: {what}")
-    missing, extra = _coverage(report, runner.facts)
+    missing, extra = _coverage(report, facts)
     differences += [f"{name}: belongs to the profile, and is not in the report" for name in missing]
     differences += [f"{name}: in the report, and not of the profile" for name in extra]
     differences += _false_verdict(report)
-    return Outcome(len(results), differences, [*notes, *(f"{n}: not replayed: {why}" for n, why in unable.items())])
+    return Outcome(
+        len(shared.results), differences, [*notes, *(f"{n}: not replayed: {why}" for n, why in unable.items())]
+    )
 
 
 def refuse_foreign(report: Report) -> None:
@@ -157,7 +163,7 @@ def _coverage(report: Report, facts: Facts) -> tuple[list[str], list[str]]:
     profile = profile_named(report.run.profile)
     everything = suite.families(suite.modules_of(profile.name)).values()
     wanted = {c.name for c in everything if profile.contains(c) and c.requires(facts) is None}
-    present = {known.id for known in report.cases}
+    present = {known.id for known in report.cases} | set(report.not_run)
     return sorted(wanted - present), sorted(present - wanted)
 
 

@@ -105,6 +105,7 @@ def cases() -> Iterable[Case]:
             profiles=point.profiles,
             faults=frozenset(point.catches),
             requires=all_of(stores_kv_in(point.dtype), holds_bytes(2**31 if point.move == "far" else 0)),
+            is_large=point.move == "far",
         )
 
 

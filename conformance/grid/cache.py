@@ -114,6 +114,7 @@ def cases() -> Iterable[Case]:
             requires=all_of(
                 computes_in(point.dtype), stores_kv_in(point.kv_dtype), holds_bytes(2**31 if point.is_big else 0)
             ),
+            is_large=point.is_big,
         )
 
 

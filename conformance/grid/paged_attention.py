@@ -59,6 +59,7 @@ def cases() -> Iterable[Case]:
             requires=all_of(
                 computes_in(setting.dtype), stores_kv_in(setting.kv_dtype), holds_bytes(_pool_bytes(point))
             ),
+            is_large=point.is_big,
             timeout_s=300.0 if point.is_big else 60.0,
         )
 

@@ -66,6 +66,10 @@ class WorkerProcess:
             code = self._process.wait()
         return f"the worker was ended by signal {-code}" if code < 0 else f"the worker ended with exit code {code}"
 
+    def end(self) -> None:
+        """Have the child end now; whoever waits for its answer gets a ConnectionError. Any thread may call."""
+        self._process.kill()
+
     def kill(self) -> None:
         """End the child now."""
         self.hang_up()

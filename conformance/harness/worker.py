@@ -98,6 +98,9 @@ class Runner(Protocol):
     def run(self, case: Case, seed: int, gap: Gap | None = None) -> CaseResult:
         """One case, judged. Never raises for what the backend does."""
 
+    def interrupt(self) -> None:
+        """End what runs now, and run nothing more. Any thread may call; the result of what ran is of no use."""
+
     def close(self) -> None:
         """End processes and devices. Idempotent."""
 
@@ -133,6 +136,9 @@ class InProcess:
         outcome = execute(case, self._backend, seed, strict=self._strict, options=self._options)
         return assess(case, self.facts, [outcome], seed, backend_name=self._backend.name, gap=gap)
 
+    def interrupt(self) -> None:
+        """A case in this process can't be ended."""
+
     def close(self) -> None:
         self._backend.close()
 
@@ -144,6 +150,7 @@ class WorkerPool:
         """Starts a worker. Raises BackendUnavailable when the backend can't be made."""
         self._choice = choice
         self._workers: list[WorkerProcess] = []
+        self._is_interrupted = False
         self.facts = self._start(1)
 
     def unable(self, case: Case) -> str | None:
@@ -162,6 +169,11 @@ class WorkerPool:
             return assess(case, self.facts, outcomes, seed, backend_name=self._choice.name, gap=gap)
         result.seconds = time.monotonic() - started
         return apply_gap(result, gap)
+
+    def interrupt(self) -> None:
+        self._is_interrupted = True  # Before the processes end: none is started in their place.
+        for worker in list(self._workers):
+            worker.end()
 
     def close(self) -> None:
         workers, self._workers = self._workers, []
@@ -223,6 +235,9 @@ class WorkerPool:
         """Have at least `count` workers, and rank 0's facts."""
         new = [WorkerProcess(MODULE) for _ in range(count - len(self._workers))]
         self._workers += new
+        if self._is_interrupted:
+            self._kill()
+            raise BackendUnavailable(f"backend {self._choice.name}: the run was interrupted", field="backend")
         facts = [self._greet(worker) for worker in new]
         return facts[0] if facts else self.facts
 

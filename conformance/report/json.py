@@ -3,7 +3,8 @@
     Report ── run              what was run, on what, with which seed; nothing else is needed to run it again
            ├─ verdict          of the profile asked for
            ├─ cases            one entry each, in the suite's order
-           └─ not_applicable   case -> why it says nothing about this backend
+           ├─ not_applicable   case -> why it says nothing about this backend
+           └─ not_run          cases that the run's budget left no time for
 
 JSON has no infinity: an error in the exact lane, or one that isn't finite, is the text "inf". Unknown fields are
 refused, so that a report of another schema is never half understood. `octavo conform schema` prints the schema.
@@ -129,6 +130,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     verdict: Verdict
     cases: list[Entry]
     not_applicable: dict[str, str]
+    not_run: list[str] = []
 
 
 def entry(result: CaseResult) -> Entry:

@@ -84,7 +84,8 @@ def _head(report: Report) -> list[str]:
         f"backend {run.backend} ({package}{commit}) on {run.device.name}, {run.device.arch}",
         f"suite {run.suite_version}, specification {run.spec_version}, seed {run.seed}, "
         f"{len(report.cases)} cases in {run.seconds:.0f} s; "
-        f"{len(report.not_applicable)} say nothing about this backend",
+        f"{len(report.not_applicable)} say nothing about this backend"
+        + (f"; {len(report.not_run)} were not run" if report.not_run else ""),
     ]
 
 

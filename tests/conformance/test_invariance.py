@@ -63,8 +63,8 @@ def test_bits_that_depend_on_the_number_of_threads_fail() -> None:
         return [honest.run(case, SEED) for case in cases]
 
     same, other = results(), results()
-    compare_threads(honest, cases, same, SEED)
+    compare_threads([honest], cases, same, SEED)
     assert [r.status for r in same] == [Status.PASS, Status.PASS]
-    compare_threads(nudged, cases, other, SEED)
+    compare_threads([nudged], cases, other, SEED)
     assert [r.status for r in other] == [Status.FAIL, Status.FAIL]
     assert other[0].detail.startswith("other bits on one thread (fail: alone (exact)")
