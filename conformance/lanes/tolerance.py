@@ -7,6 +7,11 @@
 u is the unit roundoff of a dtype: rounding to nearest gives x(1 + d), |d| ≤ u, and d is close to uniform in ±u, whose
 variance is u²/3. The oracle is fed inputs that are already rounded, so only the op's own roundings count. A sum of L
 terms rounded L times in any order errs by a random walk: ~ √L · u · (size of the sums).
+
+Below a dtype's smallest normal number the spacing is the same everywhere: a result is off by up to half of it, whatever
+its size, and by a third of that squared in the variance. That half is granted once, not doubled: a subnormal result
+that is rounded from the middle between two takes all of its bound, and no honest one takes more. A share near 1 in
+fp16, whose smallest normal number is 2^-14, may be just that.
 """
 
 from __future__ import annotations
@@ -40,6 +45,11 @@ class Bound:
     element: torch.Tensor
     sigma: torch.Tensor
     unit: float
+
+
+def _rounding_variance(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Of the one rounding of x to dtype, subnormal results included."""
+    return (UNIT[dtype] ** 2 * x.square() + SUBNORMAL.get(dtype, 0.0) ** 2) / 3
 
 
 def attention_bound(
@@ -78,7 +88,7 @@ def attention_bound(
     element = 2 * u_o * out.abs() + 4 * u_p * weighted_rms
     element = element + (2 * (score + 4 * U32) + root_l * U32) * weighted_sum
     element = element + SUBNORMAL.get(dtype, 0.0) * (1 + value_per_mass)
-    variance = (u_o**2 * out.square() + u_p**2 * weighted_rms.square()) / 3
+    variance = _rounding_variance(out, dtype) + u_p**2 / 3 * weighted_rms.square()
     variance = variance + ((score + root_l * U32) * weighted_sum).square()
     return Bound(element, variance.sqrt(), u_o)
 
@@ -131,7 +141,7 @@ def product_bound(
         summing = summing + math.sqrt(2) * accumulation.operand_unit * added
     summing = (summing + math.sqrt(2) * operand_unit * spread + relative * c.abs()) * slope
     common = operand_unit + (accumulation.operand_unit if operand_unit and x_dtype == torch.float32 else 0.0)
-    sigma = (u_o**2 / 3 * c.square() + summing.square()).sqrt()
+    sigma = (_rounding_variance(c, dtype) + summing.square()).sqrt()
     # Two ulp of fp32 for what an epilogue computes in fp32 (bias, gate, residual) before the one rounding to dtype.
     element = 2 * u_o * c.abs() + 4 * summing + 2 * U32 * c.abs() + SUBNORMAL.get(dtype, 0.0)
     return Bound(element, sigma, u_o + common)
@@ -147,7 +157,7 @@ def norm_bound(out: torch.Tensor, *, width: int, dtype: torch.dtype) -> Bound:
     inner = norm_error(width)
     magnitude = out.abs()
     element = (2 * u_o + inner) * magnitude + SUBNORMAL.get(dtype, 0.0)
-    sigma = (u_o**2 / 3 + inner**2 / 4) ** 0.5 * magnitude
+    sigma = (_rounding_variance(out, dtype) + (inner / 2 * magnitude).square()).sqrt()
     return Bound(element, sigma, u_o)
 
 
@@ -208,7 +218,7 @@ def lora_bound(
     u_o = UNIT[dtype]
     steps = float(rank) if accumulation.truncating else math.sqrt(rank)
     summing = inner_error + accumulation.unit * steps * (squares.sqrt() + delta.abs()) + U32 * (delta.abs() + out.abs())
-    sigma = (u_o**2 / 3 * out.square() + summing.square()).sqrt()
+    sigma = (_rounding_variance(out, dtype) + summing.square()).sqrt()
     return Bound(2 * u_o * out.abs() + 4 * summing + SUBNORMAL.get(dtype, 0.0), sigma, u_o)
 
 
@@ -231,7 +241,7 @@ def rounding_bound(out: torch.Tensor, *, dtype: torch.dtype, inner: torch.Tensor
     u_o = UNIT[dtype]
     absolute = torch.as_tensor(inner, dtype=torch.float64).expand(out.shape)
     element = 2 * u_o * out.abs() + absolute + SUBNORMAL.get(dtype, 0.0)
-    sigma = (u_o**2 / 3 * out.square() + (absolute / 2).square()).sqrt()
+    sigma = (_rounding_variance(out, dtype) + (absolute / 2).square()).sqrt()
     return Bound(element, sigma, u_o)
 
 

@@ -14,6 +14,7 @@ from octavo.conformance.lanes import codes, probe
 from octavo.conformance.lanes.distribution import fits, valid
 from octavo.conformance.lanes.exact import exact, power_of_two_scales, product
 from octavo.conformance.lanes.statistical import statistical
+from octavo.conformance.lanes.tolerance import rounding_bound
 from octavo.conformance.oracle import attention as oracle
 from octavo.conformance.oracle import quantise
 from octavo.core.backend import QuantFormat
@@ -75,6 +76,19 @@ def test_statistical_takes_an_infinite_reference_only_for_itself() -> None:
     assert float(nothing.lse) == -math.inf
     assert statistical("lse", nothing.lse.float(), nothing.lse, nothing.lse_bound(8)).ok
     assert not statistical("lse", torch.zeros(1, 1), nothing.lse, nothing.lse_bound(8)).ok
+
+
+def test_rounding_to_subnormals_is_within_what_is_predicted_and_more_is_not() -> None:
+    """Near 0 all fp16 results are rounded to multiples of 2^-24, which no share of their size accounts for."""
+    want = torch.randn(4096, generator=torch.Generator().manual_seed(4)).double() * 2.0**-22
+    bound = rounding_bound(want, dtype=torch.float16)
+    honest = statistical("out", want.to(torch.float16), want, bound)
+    assert 0.9 < honest.share <= 1
+    assert honest.rms is not None
+    assert 0.4 < honest.rms < 0.6  # The prediction holds: a half of what is allowed.
+    assert honest.ok
+    truncated = (want * 2.0**24).trunc() * 2.0**-24
+    assert not statistical("out", truncated.to(torch.float16), want, bound).ok
 
 
 def test_oracle_attention_agrees_with_torch() -> None:
