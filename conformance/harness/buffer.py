@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from octavo.conformance.harness.poison import Poison
+from octavo.conformance.harness.poison import Poison, as_words
 from octavo.conformance.trial import HostTensor, Role
 from octavo.core.backend import DeviceBackend
 
@@ -56,11 +56,9 @@ class GuardedBuffer:
 
         Of one byte every pattern may be a result; what isn't written differs between the two poisons all the same.
         """
-        width = elements.dtype.itemsize
-        if self.tensor.role is not Role.WANTED or not elements.numel() or width == 1:
+        if self.tensor.role is not Role.WANTED or not elements.numel() or elements.dtype.itemsize == 1:
             return 0
-        raw = elements.reshape(-1).view(torch.uint8).view(-1, width)
-        return int((raw == poison.pattern(elements.dtype)).all(dim=-1).sum())
+        return int((as_words(elements) == as_words(poison.pattern(elements.dtype).view(elements.dtype))).sum())
 
     def _make_image(self, poison: Poison) -> torch.Tensor:
         tensor = self.tensor

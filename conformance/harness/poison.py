@@ -31,12 +31,18 @@ class Poison(enum.StrEnum):
         return x
 
 
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers by width in bytes, as which bits are compared. Never written to."""
+
+
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Elementwise: equal bytes, or both NaN. Of one shape and dtype."""
-    width = a.dtype.itemsize
-    bytes_a = a.contiguous().view(-1).view(torch.uint8).view(-1, width)
-    bytes_b = b.contiguous().view(-1).view(torch.uint8).view(-1, width)
-    same = (bytes_a == bytes_b).all(dim=-1).view(a.shape)
-    if a.dtype.is_floating_point:
+    same = as_words(a) == as_words(b)
+    if a.dtype.is_floating_point and not bool(same.all()):
         same = same | (a.to(torch.float64).isnan() & b.to(torch.float64).isnan())
     return same
+
+
+def as_words(x: torch.Tensor) -> torch.Tensor:
+    """Each element's bits as a whole number."""
+    return x.contiguous().view(WORDS[x.dtype.itemsize])

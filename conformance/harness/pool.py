@@ -70,6 +70,10 @@ class PoolOnDevice:
             ids = self._backend.from_host(torch.tensor(self._ids, dtype=torch.int64))
             self._bound("scatter_blocks")(self.kv, ids, device_key, device_value)
             return
+        if not self.pool.is_lazy:
+            key.copy_(device_key)
+            value.copy_(device_value)
+            return
         for row, block in enumerate(self._ids):
             key[block].copy_(device_key[row])
             value[block].copy_(device_value[row])
@@ -81,6 +85,9 @@ class PoolOnDevice:
         if key is None or value is None:
             ids = self._backend.from_host(torch.tensor(self._ids, dtype=torch.int64))
             self._bound("gather_blocks")(self.kv, ids, out_k=out_key, out_v=out_value)
+        elif not self.pool.is_lazy:
+            out_key.copy_(key)
+            out_value.copy_(value)
         else:
             for row, block in enumerate(self._ids):
                 out_key[row].copy_(key[block])
