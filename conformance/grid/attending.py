@@ -149,11 +149,14 @@ def draw_statistical(draw: Draw, setting: Setting, requests: Sequence[Request], 
     )
     k_scale, v_scale = scales or (None, None)
 
-    def check(outputs: Outputs) -> list[Finding]:
+    @functools.cache  # The same for all attempts, and for all backends that a trial is shared by.
+    def found() -> Attended:
         wide_keys = [_widened(k, k_scale) for k in keys]
         wide_values = [_widened(v, v_scale) for v in values]
-        found = attend(q, wide_keys, wide_values, [r.num_rows for r in requests], rule)
-        return judged(outputs, found, s.head_dim, s.dtype, lse=lse)
+        return attend(q, wide_keys, wide_values, [r.num_rows for r in requests], rule)
+
+    def check(outputs: Outputs) -> list[Finding]:
+        return judged(outputs, found(), s.head_dim, s.dtype, lse=lse)
 
     return Drawn(q, keys, values, rule, check, k_scale, v_scale)
 

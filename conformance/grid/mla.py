@@ -27,7 +27,7 @@ from octavo.conformance.grid.batch import SPARE_BLOCKS, Batch, Request, lay_out,
 from octavo.conformance.grid.needle import find_needles
 from octavo.conformance.harness.bench import Bench
 from octavo.conformance.lanes import probe
-from octavo.conformance.oracle.attention import Rule
+from octavo.conformance.oracle.attention import Attended, Rule
 from octavo.conformance.oracle.mla import mla_attend
 from octavo.conformance.oracle.quantise import decode
 from octavo.conformance.trial import HostPool, HostTensor, Outputs, Trial, given, row_strides, wanted
@@ -137,13 +137,16 @@ def build_with_batch(point: Point, draw: Draw) -> tuple[Trial, Batch]:
         q = draw.normal(batch.num_tokens, point.heads, point.rank + point.rope, mean=0.1, dtype=point.dtype)
         latents = [_latent(point, draw, r.num_keys) for r in point.requests]
 
+    @functools.cache
+    def found() -> Attended:
+        wide = [decode(x) if point.kv_dtype in FP8 else x for x in latents]
+        lens = [r.num_rows for r in point.requests]
+        return mla_attend(q[..., : point.rank], q[..., point.rank :], wide, lens, point.softmax_scale)
+
     def check(outputs: Outputs) -> list[Finding]:
         if point.lane == "needle":
             return [probe.found("out", outputs["out"], want)]
-        wide = [decode(x) if point.kv_dtype in FP8 else x for x in latents]
-        lens = [r.num_rows for r in point.requests]
-        found = mla_attend(q[..., : point.rank], q[..., point.rank :], wide, lens, point.softmax_scale)
-        return judged(outputs, found, point.rank + point.rope, point.dtype, lse=point.has_lse)
+        return judged(outputs, found(), point.rank + point.rope, point.dtype, lse=point.has_lse)
 
     pool = latent_pool(batch, latents, point.kv_dtype, is_lazy=bool(point.candidates))
     run = functools.partial(_run, point, batch)

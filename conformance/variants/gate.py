@@ -1,9 +1,12 @@
 """The false-alarm gate: every honest variant must pass every case that concerns it.
 
-variant ──► cases of a profile whose op it computes ──► any that is not a pass is a false alarm ──► Verdict
+variants of the same cases ──► cases of a profile whose op they compute, one drawing and one oracle for all of them
+                               ──► any that is not a pass is a false alarm ──► a Verdict each
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -14,6 +17,7 @@ from octavo.conformance.harness.result import Status
 from octavo.conformance.suite import select
 from octavo.conformance.variants import attention, data, merge, moe, product, quantised, rows, sampling
 from octavo.conformance.variants.base import Variant
+from octavo.conformance.variants.shared import shared
 
 VARIANTS: tuple[Variant, ...] = (
     *product.VARIANTS,
@@ -48,20 +52,39 @@ class Verdict(msgspec.Struct, kw_only=True):
         return not self.alarms
 
 
+def groups() -> list[list[Variant]]:
+    """The variants, those together that run the same cases."""
+    found: dict[tuple[object, ...], list[Variant]] = {}
+    for variant in VARIANTS:
+        found.setdefault((variant.concerns, variant.alter, variant.cases), []).append(variant)
+    return list(found.values())
+
+
+def try_variants(group: Sequence[Variant], seed: int, profile: str, *, only: str | None = None) -> list[Verdict]:
+    """Run the cases of one of `groups`, or of a part of one, narrowed as `octavo conform --only` does."""
+    verdicts = [Verdict(variant=variant.name, what=variant.what, seed=seed) for variant in group]
+    for case in _cases(group[0], profile, only):
+        drawn = shared(case)
+        for variant, verdict in zip(group, verdicts, strict=True):
+            _try_case(variant, drawn, verdict)
+    return verdicts
+
+
 def try_variant(variant: Variant, seed: int, profile: str, *, only: str | None = None) -> Verdict:
-    """Run a variant's cases of a profile, narrowed as `octavo conform --only` does."""
-    verdict = Verdict(variant=variant.name, what=variant.what, seed=seed)
-    backend = variant.make()
-    facts = Facts.of(backend.capabilities)
-    for case in _cases(variant, profile, only):
-        if case.requires(facts) is not None:
-            continue
-        verdict.tried += 1
-        result = judge(case, backend, seed, peers=[variant.make() for _ in range(1, case.world)])
-        verdict.worst = max(verdict.worst, *(f.worst for f in result.findings), 0.0)
-        if result.status is not Status.PASS:
-            verdict.alarms.append(f"{case.name}: {result.status}: {result.detail}")
+    """Run one alone."""
+    (verdict,) = try_variants([variant], seed, profile, only=only)
     return verdict
+
+
+def _try_case(variant: Variant, case: Case, verdict: Verdict) -> None:
+    backend = variant.make()
+    if case.requires(Facts.of(backend.capabilities)) is not None:
+        return
+    verdict.tried += 1
+    result = judge(case, backend, verdict.seed, peers=[variant.make() for _ in range(1, case.world)])
+    verdict.worst = max(verdict.worst, *(f.worst for f in result.findings), 0.0)
+    if result.status is not Status.PASS:
+        verdict.alarms.append(f"{case.name}: {result.status}: {result.detail}")
 
 
 def _cases(variant: Variant, profile: str, only: str | None) -> list[Case]:

@@ -1,6 +1,6 @@
 """All variants over many seeds, on several processes, written as it goes and taken up again where it was left.
 
-    (seed, variant) pairs ──► processes ──► Verdicts ──► report, after each: an unfinished one holds fewer verdicts
+    (seed, variants of the same cases) ──► processes ──► Verdicts ──► report, after each: an unfinished one holds fewer
 
 A report of another suite, profile, or list of cases (the must-pass hash) is not taken up but begun anew.
 """
@@ -16,7 +16,7 @@ import torch
 
 from octavo.conformance import suite
 from octavo.conformance.profiles import profile_named
-from octavo.conformance.variants.gate import VARIANTS, Verdict, try_variant
+from octavo.conformance.variants.gate import VARIANTS, Verdict, groups, try_variants
 from octavo.conformance.version import SUITE_VERSION, must_pass_hash
 
 
@@ -64,25 +64,28 @@ def taken_up(old: bytes, new: Report) -> Report:
 
 
 def run(report: Report, jobs: int, tell: Callable[[Verdict], None]) -> Iterator[Report]:
-    """Every verdict that is missing; the report so far after each."""
-    names = [variant.name for variant in VARIANTS]
+    """Every verdict that is missing; the report so far after those of a group."""
     done = {(verdict.seed, verdict.variant) for verdict in report.verdicts}
-    seeds = range(report.seed, report.seed + report.seeds)
-    todo = [(name, seed) for seed in seeds for name in names if (seed, name) not in done]
-    for verdict in _verdicts(todo, report, jobs):
-        tell(verdict)
-        verdicts = sorted([*report.verdicts, verdict], key=lambda v: (v.seed, names.index(v.variant)))
+    todo = []
+    for seed in range(report.seed, report.seed + report.seeds):
+        left = [[v.name for v in group if (seed, v.name) not in done] for group in groups()]
+        todo += [(names, seed) for names in left if names]
+    order = {variant.name: index for index, variant in enumerate(VARIANTS)}
+    for found in _verdicts(todo, report, jobs):
+        for verdict in found:
+            tell(verdict)
+        verdicts = sorted([*report.verdicts, *found], key=lambda v: (v.seed, order[v.variant]))
         report = msgspec.structs.replace(report, verdicts=verdicts)
         yield report
 
 
-def _verdicts(todo: Sequence[tuple[str, int]], report: Report, jobs: int) -> Iterator[Verdict]:
+def _verdicts(todo: Sequence[tuple[list[str], int]], report: Report, jobs: int) -> Iterator[list[Verdict]]:
     if jobs == 1:
-        yield from (_one(name, seed, report.profile, report.only) for name, seed in todo)
+        yield from (_some(names, seed, report.profile, report.only) for names, seed in todo)
         return
     context = multiprocessing.get_context("spawn")  # A fork would copy torch's threads in the middle of things.
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        futures = [pool.submit(_one, name, seed, report.profile, report.only) for name, seed in todo]
+        futures = [pool.submit(_some, names, seed, report.profile, report.only) for names, seed in todo]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -90,6 +93,5 @@ def _verdicts(todo: Sequence[tuple[str, int]], report: Report, jobs: int) -> Ite
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _one(name: str, seed: int, profile: str, only: str) -> Verdict:
-    (variant,) = (variant for variant in VARIANTS if variant.name == name)
-    return try_variant(variant, seed, profile, only=only or None)
+def _some(names: list[str], seed: int, profile: str, only: str) -> list[Verdict]:
+    return try_variants([v for v in VARIANTS if v.name in names], seed, profile, only=only or None)
