@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo.backends.common.cache import CacheOps
 from octavo.backends.common.gpu import Gpu
+from octavo.backends.common.lora import LoraOps
 from octavo.backends.common.op_groups import OpGroups
 from octavo.backends.common.quantize import QuantizeOps
 from octavo.backends.common.routing import RoutingOps
@@ -30,4 +31,5 @@ def make_ops(gpu: Gpu) -> OpGroups:
     ops.take(AttentionOps(gpu), ops=("paged_attention", "attention", "merge_attention"), besides=("plan",))
     ops.take(RoutingOps(gpu), ops=("moe_route",))
     ops.take(SamplingOps(gpu), ops=("sample",))
+    ops.take(LoraOps(gpu), ops=("lora_gemm",))
     return ops
