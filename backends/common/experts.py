@@ -110,7 +110,7 @@ class ExpertOps(ABC):
             kernel, run = "grouped_gemm", self._grouped_gemm
         groups = int(x.group or w.form.group)
         entry = self._products.entry(kernel, operand, rows, w.spec.out_features, groups=groups)
-        constants = narrowed(entry, w.form.group, x.group) if x.is_native else dict(entry.constants)
+        constants = narrowed(entry, x.group, w.form.group if x.is_native else 0)
         run(x, experts, segment_start, out, gate, constants)
 
     @abstractmethod

@@ -231,7 +231,7 @@ class ProductOps(ABC):
         if scheme is None:
             is_mixed = w.form.name == "plain" and w.codes.dtype != x_TK.dtype
             return Activations(x_TK, torch.float32 if is_mixed else x_TK.dtype)
-        if refusal := self._refused_activations(scheme, w.form):
+        if refusal := self._refused_activations(scheme, w.form, w.spec.in_features):
             raise UnsupportedOp(refusal.reason)
         T, K = x_TK.shape
         row = -(-K // 16) * 16
@@ -265,7 +265,7 @@ class ProductOps(ABC):
         if (spec.gate is not None) != spec.weight.gated:
             return Unsupported("a gated weight and a gated epilogue belong together")
         scheme = None if spec.weight.scheme is None else spec.weight.scheme.for_activations()
-        return None if scheme is None else self._refused_activations(scheme, form)
+        return None if scheme is None else self._refused_activations(scheme, form, spec.weight.in_features)
 
     def _checked(
         self,
@@ -300,15 +300,15 @@ class ProductOps(ABC):
         is_fp8 = form.name == "fp8" and codes in self._fp8_formats
         return is_fp8 or (form.name == "int8" and codes is QuantFormat.INT8 and not form.has_offsets)
 
-    def _refused_activations(self, scheme: QuantScheme, form: Form) -> Unsupported | None:
+    def _refused_activations(self, scheme: QuantScheme, form: Form, columns: int) -> Unsupported | None:
         """Why activations can't be quantised so. Integers meet a weight of any other form as floats."""
         is_native, group = self._is_native(scheme.format, form), max(scheme.group_size, 0)
         if scheme.format is not QuantFormat.INT8 and not is_native:
             return Unsupported(f"no product of {scheme.format} activations with a weight of {form.name}")
-        if group and (not is_native or group < MIN_DOT_GROUP or group & (group - 1)):
-            return Unsupported(
-                f"activations in groups of {group}; with codes of their own type, powers of two from 32 on"
-            )
+        if group and (group < MIN_DOT_GROUP or group & (group - 1)):
+            return Unsupported(f"activations in groups of {group}; powers of two from {MIN_DOT_GROUP} on")
+        if group and form.is_nibbles and form.half(columns) % group:
+            return Unsupported(f"groups of {group} activations cross the middle of a row of nibbles")
         if is_native and 0 < form.group < MIN_DOT_GROUP:
             return Unsupported(f"a product of codes takes {MIN_DOT_GROUP} columns at once; scales cover {form.group}")
         return None

@@ -50,12 +50,12 @@ class GemmOps(ProductOps):
 
     def _gemm_codes(self, x: Activations, w: GpuWeight, out: torch.Tensor, tail: Tail) -> None:
         M, N, K = x.codes_TK.shape[0], w.spec.out_features, w.spec.in_features
-        constants = dict(self.entry("gemm_codes", x.compute, M, N).constants)
+        constants = narrowed(self.entry("gemm_codes", x.compute, M, N), x.group)
         self._gpu.launch(
             quant_kernels.gemm_codes, self._grid(M, N, constants), x.codes_TK, w.codes, w.scales_GN, w.offsets_GN,
             x.scales, out, tail.bias_N, tail.residual, M, N, K, w.form.half(K), w.form.groups(K),
             x.codes_TK.stride(0), w.codes.stride(0), N, x.scale_stride, out.stride(0), tail.residual_stride,
-            FORM=w.form.name, GROUP=w.form.group, COMPUTE=COMPUTE_TYPES[x.compute], GATE=tail.gate,
+            FORM=w.form.name, GROUP=w.form.group, X_GROUP=x.group, COMPUTE=COMPUTE_TYPES[x.compute], GATE=tail.gate,
             EVEN_K=is_even(w.form, K, constants["BLOCK_K"]), DIES=self._gpu.chip.num_dies, **constants,
         )  # fmt: skip
 

@@ -59,7 +59,7 @@ class MoeOps(ExpertOps):
             kernels.grouped_codes, self._grid(T, experts, constants), x.codes_TK, w.codes, w.scales_GN, w.offsets_GN,
             x.scales, experts.offsets[0], experts.offsets[1], experts.offsets[2], segment_start, out, E, N, K,
             w.form.half(K), w.form.groups(K), x.codes_TK.stride(0), w.codes.stride(0), N, x.scale_stride, out.stride(0),
-            FORM=w.form.name, GROUP=w.form.group, COMPUTE=COMPUTE_TYPES[x.compute], GATE=gate,
+            FORM=w.form.name, GROUP=w.form.group, X_GROUP=x.group, COMPUTE=COMPUTE_TYPES[x.compute], GATE=gate,
             EVEN_K=is_even(w.form, K, constants["BLOCK_K"]), E_PAD=experts.padded,
             DIES=self._gpu.chip.num_dies, **constants,
         )  # fmt: skip

@@ -68,8 +68,9 @@ def scaled(
 
 @triton.jit
 def sum_codes(
-    x, w, scales, offsets, rows, row_ok, cols, col_ok, K, half, num_groups, stride_x, stride_w, stride_scales,
-    FORM: tl.constexpr, GROUP: tl.constexpr, COMPUTE: tl.constexpr, EVEN_K: tl.constexpr,
+    x, w, scales, offsets, x_scales, rows, row_ok, cols, col_ok, K, half, num_groups,
+    stride_x, stride_w, stride_scales, stride_x_scales,
+    FORM: tl.constexpr, GROUP: tl.constexpr, X_GROUP: tl.constexpr, COMPUTE: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Sums [BLOCK_N, BLOCK_M] of x's rows with the weight's rows `cols`.
@@ -77,7 +78,8 @@ def sum_codes(
     Args:
         half: bytes of a row that hold codes; K where a byte holds one code.
         scales: applied here where GROUP > 0 or there are offsets; else left to the caller.
-        GROUP: columns that share a scale; 0: all.
+        x_scales: applied here where X_GROUP > 0, which BLOCK_K divides; else left to the caller.
+        GROUP, X_GROUP: columns that share a scale; 0: all.
         EVEN_K: BLOCK_K divides the columns, so that none needs a mask.
     """
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -86,26 +88,30 @@ def sum_codes(
         if FORM == "int4" or FORM == "uint4" or FORM == "e2m1":
             codes = codes.to(tl.int32)
             acc = _step(
-                acc, nibble_value(codes & 15, FORM), x, scales, offsets, rows, row_ok, cols, col_ok, first,
-                tl.minimum(K, half), num_groups, stride_x, stride_scales, GROUP, COMPUTE, EVEN_K, BLOCK_N, BLOCK_K,
+                acc, nibble_value(codes & 15, FORM), x, scales, offsets, x_scales, rows, row_ok, cols, col_ok,
+                first, tl.minimum(K, half), num_groups, stride_x, stride_scales, stride_x_scales,
+                GROUP, X_GROUP, COMPUTE, EVEN_K, BLOCK_N, BLOCK_K,
             )  # fmt: skip
             acc = _step(
-                acc, nibble_value(codes >> 4, FORM), x, scales, offsets, rows, row_ok, cols, col_ok, half + first,
-                K, num_groups, stride_x, stride_scales, GROUP, COMPUTE, EVEN_K, BLOCK_N, BLOCK_K,
+                acc, nibble_value(codes >> 4, FORM), x, scales, offsets, x_scales, rows, row_ok, cols, col_ok,
+                half + first, K, num_groups, stride_x, stride_scales, stride_x_scales,
+                GROUP, X_GROUP, COMPUTE, EVEN_K, BLOCK_N, BLOCK_K,
             )  # fmt: skip
         else:
             acc = _step(
-                acc, codes.to(tl.float32), x, scales, offsets, rows, row_ok, cols, col_ok, first,
-                K, num_groups, stride_x, stride_scales, GROUP, COMPUTE, EVEN_K, BLOCK_N, BLOCK_K,
+                acc, codes.to(tl.float32), x, scales, offsets, x_scales, rows, row_ok, cols, col_ok,
+                first, K, num_groups, stride_x, stride_scales, stride_x_scales,
+                GROUP, X_GROUP, COMPUTE, EVEN_K, BLOCK_N, BLOCK_K,
             )  # fmt: skip
     return acc
 
 
 @triton.jit
 def _step(
-    acc, values, x, scales, offsets, rows, row_ok, cols, col_ok, first, limit, num_groups,
-    stride_x, stride_scales,
-    GROUP: tl.constexpr, COMPUTE: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    acc, values, x, scales, offsets, x_scales, rows, row_ok, cols, col_ok, first, limit, num_groups,
+    stride_x, stride_scales, stride_x_scales,
+    GROUP: tl.constexpr, X_GROUP: tl.constexpr, COMPUTE: tl.constexpr, EVEN_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """acc + values @ x[:, first ..].T; x counts as 0 from `limit` on."""
     x_MK = load_tile(x, rows, row_ok, stride_x, first, limit, BLOCK_K, not EVEN_K)
@@ -115,29 +121,34 @@ def _step(
         )
     if x_MK.dtype != COMPUTE:
         x_MK = cast(x_MK.to(tl.float32), COMPUTE)
-    return dot(cast(values, COMPUTE), tl.trans(x_MK), acc)
+    if X_GROUP > 0:
+        at = rows.to(tl.int64) * stride_x_scales + first // X_GROUP
+        x_M = tl.load(x_scales + at, mask=row_ok & (rows * 0 + first < limit), other=0.0)
+        return acc + dot(cast(values, COMPUTE), tl.trans(x_MK), tl.zeros_like(acc)) * x_M[None, :]
+    else:
+        return dot(cast(values, COMPUTE), tl.trans(x_MK), acc)
 
 
 @triton.jit
 def codes_tile(
     x, w, scales, offsets, x_scales, out, bias, residual, rows, last_row, first_n, N, K, half, num_groups,
     stride_x, stride_w, stride_scales, stride_x_scales, stride_out, stride_residual,
-    FORM: tl.constexpr, GROUP: tl.constexpr, COMPUTE: tl.constexpr, GATE: tl.constexpr, EVEN_K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    FORM: tl.constexpr, GROUP: tl.constexpr, X_GROUP: tl.constexpr, COMPUTE: tl.constexpr, GATE: tl.constexpr,
+    EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One tile of out, whole: rows `rows` (those below last_row) and BLOCK_N of the weight's rows from first_n on.
 
-    x_scales: of activations that are codes themselves, one a row; None where they are as they came.
+    x_scales: of activations that are codes themselves; None where they are as they came.
     """
     cols = first_n + tl.arange(0, BLOCK_N)
     row_ok, col_ok = rows < last_row, cols < N
     acc_NM = sum_codes(
-        x, w, scales, offsets, rows, row_ok, cols, col_ok, K, half, num_groups, stride_x, stride_w,
-        stride_scales, FORM, GROUP, COMPUTE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
+        x, w, scales, offsets, x_scales, rows, row_ok, cols, col_ok, K, half, num_groups, stride_x, stride_w,
+        stride_scales, stride_x_scales, FORM, GROUP, X_GROUP, COMPUTE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     acc = tl.trans(acc_NM)
     if scales is not None and GROUP == 0 and offsets is None:
         acc *= tl.load(scales + cols, mask=col_ok, other=0.0)[None, :]
-    if x_scales is not None:
+    if x_scales is not None and X_GROUP == 0:
         acc *= tl.load(x_scales + rows.to(tl.int64) * stride_x_scales, mask=row_ok, other=0.0)[:, None]
     finish(acc, out, bias, residual, rows, row_ok, first_n, N, stride_out, stride_residual, GATE, BLOCK_M, BLOCK_N)

@@ -19,8 +19,8 @@ from octavo.backends.rocm.kernels.gemm import tile_of_program
 def gemm_codes(
     x, w, scales, offsets, x_scales, out, bias, residual, M, N, K, half, num_groups,
     stride_x, stride_w, stride_scales, stride_x_scales, stride_out, stride_residual,
-    FORM: tl.constexpr, GROUP: tl.constexpr, COMPUTE: tl.constexpr, GATE: tl.constexpr, EVEN_K: tl.constexpr,
-    DIES: tl.constexpr,
+    FORM: tl.constexpr, GROUP: tl.constexpr, X_GROUP: tl.constexpr, COMPUTE: tl.constexpr, GATE: tl.constexpr,
+    EVEN_K: tl.constexpr, DIES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     """out = epilogue(x @ value(w).T)."""
@@ -30,7 +30,7 @@ def gemm_codes(
         x, w, scales, offsets, x_scales, out, bias, residual, tile_m * BLOCK_M + tl.arange(0, BLOCK_M), M,
         tile_n * BLOCK_N, N, K, half, num_groups, stride_x, stride_w, stride_scales, stride_x_scales, stride_out,
         stride_residual,
-        FORM, GROUP, COMPUTE, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
+        FORM, GROUP, X_GROUP, COMPUTE, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
 
 

@@ -40,8 +40,9 @@ def grouped_gemm(
 def grouped_codes(
     x, w, scales, offsets, x_scales, w_offsets, scale_offsets, offset_offsets, segment_start, out, E, N, K, half,
     num_groups, stride_x, stride_w, stride_scales, stride_x_scales, stride_out,
-    FORM: tl.constexpr, GROUP: tl.constexpr, COMPUTE: tl.constexpr, GATE: tl.constexpr, EVEN_K: tl.constexpr,
-    E_PAD: tl.constexpr, DIES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    FORM: tl.constexpr, GROUP: tl.constexpr, X_GROUP: tl.constexpr, COMPUTE: tl.constexpr, GATE: tl.constexpr,
+    EVEN_K: tl.constexpr, E_PAD: tl.constexpr, DIES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The same with weights of codes that are widened in registers."""
     starts, ends, last_tiles = tiles_of_experts(segment_start, E, BLOCK_M, E_PAD)
@@ -56,7 +57,7 @@ def grouped_codes(
             None if offsets is None else of_expert(offsets, offset_offsets, expert),
             x_scales, out, None, None, first + tl.arange(0, BLOCK_M), end, tile % num_n * BLOCK_N, N, K, half,
             num_groups, stride_x, stride_w, stride_scales, stride_x_scales, stride_out, 0,
-            FORM, GROUP, COMPUTE, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
+            FORM, GROUP, X_GROUP, COMPUTE, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
 
 

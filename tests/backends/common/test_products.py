@@ -28,6 +28,7 @@ SCHEMES = {
     "int4-g128": QuantScheme(INT4, 128),
     "int4-row-zp": QuantScheme(INT4, 0, symmetric=False),
     "int4-a8": QuantScheme(INT4, 64, activation=INT8),
+    "int4-zp-a8-groups": QuantScheme(INT4, 32, symmetric=False, activation=INT8, activation_group_size=32),
     "int8-g64": QuantScheme(INT8, 64),
     "int8-tensor": QuantScheme(INT8, -1),
     "int8-a8": QuantScheme(INT8, activation=INT8),
