@@ -22,12 +22,10 @@ LARGEST_CODE = {
 
 _FLAVOURS = {
     "e4m3fn": (QuantFormat.FP8_E4M3FN,),
-    "e4m3fnuz": (
-        QuantFormat.FP8_E4M3FNUZ,
-        QuantFormat.FP8_E4M3FN,
-    ),  # whose bits mean half of it there: products take both
+    "e4m3fnuz": (QuantFormat.FP8_E4M3FNUZ, QuantFormat.FP8_E4M3FN),  # the latter's bits mean half as much there
 }
-"""8-bit floats that a chip of either flavour multiplies. Never written to."""
+"""8-bit floats that products on a chip of either flavour take. Never written to."""
+
 PARTS = 512
 """Most partial maxima of a tensor: so many programs fill any of the chips, and one load reads them all."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from octavo.backends.common.gpu import Gpu
-from octavo.backends.common.quantize import QuantizeOps
+from octavo.backends.common.quantize import LARGEST_CODE, QuantizeOps
 from octavo.core.backend.quant import QuantFormat, QuantScheme
 from octavo.core.backend.reference.ops import ReferenceOps
 from octavo.core.backend.specs import RowSpec
@@ -16,8 +16,8 @@ from octavo.core.base.errors import UnsupportedOp
 
 
 def formats(gpu: Gpu) -> tuple[QuantFormat, ...]:
-    fp8 = QuantFormat.FP8_E4M3FN if gpu.chip.fp8 == "e4m3fn" else QuantFormat.FP8_E4M3FNUZ
-    return (QuantFormat.INT8, QuantFormat.INT4, fp8)
+    fnuz = (QuantFormat.FP8_E4M3FNUZ,) if gpu.chip.fp8 == "e4m3fnuz" else ()
+    return (QuantFormat.INT8, QuantFormat.INT4, QuantFormat.FP8_E4M3FN, *fnuz)
 
 
 def both(
@@ -59,9 +59,7 @@ def test_sizes(gpu: Gpu, reference: ReferenceOps, shape: tuple[int, int], group_
 @pytest.mark.parametrize("group_size", [0, 16, -1])
 def test_ties_go_to_even_and_what_is_not_a_number_shows(gpu: Gpu, reference: ReferenceOps, group_size: int) -> None:
     for quant_format in formats(gpu):
-        top = {QuantFormat.INT8: 127.0, QuantFormat.INT4: 7.0}.get(
-            quant_format, 240.0 if "fnuz" in quant_format else 448.0
-        )
+        top = LARGEST_CODE[quant_format]
         x = (torch.arange(64) / 2 % 7).repeat(3, 1)
         x[:, ::16] = top
         got, want = both(gpu, reference, x, QuantScheme(quant_format, group_size))
@@ -74,11 +72,15 @@ def test_ties_go_to_even_and_what_is_not_a_number_shows(gpu: Gpu, reference: Ref
 
 
 def test_what_is_not_supported_is_said(gpu: Gpu) -> None:
-    ops, x = QuantizeOps(gpu), torch.zeros(2, 4)
-    other = QuantFormat.FP8_E4M3FNUZ if gpu.chip.fp8 == "e4m3fn" else QuantFormat.FP8_E4M3FN
+    """CDNA3 multiplies bits of e4m3fn at half their value, so it may quantise to them; Hopper has no use for fnuz."""
+    ops, x, fnuz = QuantizeOps(gpu), torch.zeros(2, 4), QuantFormat.FP8_E4M3FNUZ
     assert ops.supports("quantize", RowSpec(64, torch.bfloat16, "int8", 32)) is None
     assert ops.supports("quantize", RowSpec(64, torch.float64, "int8")) is not None
-    assert ops.supports("quantize", RowSpec(64, torch.float32, str(other))) is not None
-    for scheme in (QuantScheme(other), QuantScheme(QuantFormat.INT8, symmetric=False)):
+    refused = [QuantScheme(QuantFormat.INT8, symmetric=False), QuantScheme(QuantFormat.INT8, 32, block_rows=32)]
+    assert ops.supports("quantize", RowSpec(64, torch.float32, "fp8_e4m3fn")) is None
+    if gpu.chip.fp8 == "e4m3fn":
+        assert ops.supports("quantize", RowSpec(64, torch.float32, str(fnuz))) is not None
+        refused.append(QuantScheme(fnuz))
+    for scheme in refused:
         with pytest.raises(UnsupportedOp, match="activations"):
             ops.quantize(x, scheme, out=x, scales=x)
