@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.tuning import TuningTable
 from tests.fakes import late_backend, tiny_models
-from tests.fakes.late_backend import MakeOps, StaticOps
 from tests.fakes.late_device import LateDevice
 
 VENDORS = ("cuda", "rocm")
@@ -23,18 +21,6 @@ SIZES: dict[str, Any] = {
     "progress": False, "num_kv_blocks": 50, "block_size": 16, "max_num_seqs": 2, "max_model_len": 64,
     "max_num_batched_tokens": 32,
 }  # fmt: skip
-
-
-def recordable(make_ops: MakeOps) -> MakeOps:
-    """The vendor's ops; plain torch for an attention that is still to come."""
-
-    def make(gpu: Gpu) -> Any:
-        ops = make_ops(gpu)
-        if not hasattr(ops, "paged_attention"):
-            ops.take(StaticOps(), ops=("paged_attention",), besides=("plan",))
-        return ops
-
-    return make
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
@@ -49,10 +35,11 @@ def test_a_vendors_kernels_replayed_give_the_tokens_of_the_cpu(
         expected = [list(reply.outputs[0].token_ids) for reply in llm.generate(PROMPTS, GREEDY)]
     tuning = TuningTable.load(files(package) / "tuning")
     with LateDevice() as device:
-        late_backend.register(monkeypatch, device, recordable(make_ops), chip=chip, tuning=tuning)
+        late_backend.register(monkeypatch, device, make_ops, chip=chip, tuning=tuning)
         with LLM(str(folder), **SIZES, backend="late", dtype="float32") as llm:
             found = [list(reply.outputs[0].token_ids) for reply in llm.generate(PROMPTS, GREEDY)]
             own = {choice.op for choice in llm.op_choices() if choice.implementation == "own"}
     assert found == expected
     assert sum(recording.replays for recording in device.recordings) >= GREEDY.max_tokens - 2
-    assert own >= {"gemm", "embed", "rms_norm", "rope_write_kv"}
+    assert not any(recording.memory for recording in device.recordings)  # no op allocates
+    assert own >= {"gemm", "embed", "rms_norm", "rope_write_kv", "paged_attention", "sample"}
