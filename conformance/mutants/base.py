@@ -32,6 +32,11 @@ Call = dict[str, Any]
 """Arguments of a call by the contract's names, defaults filled in."""
 
 
+def reference_ops() -> ReferenceOps:
+    """Fresh reference ops on the host."""
+    return ReferenceOps(torch.device("cpu"))
+
+
 @dataclass(frozen=True)
 class Mutant:
     """One broken backend.
@@ -44,6 +49,7 @@ class Mutant:
         wrap: makes the broken op of the reference's.
         backend: arguments of HostBackend that the fault needs (a layout, declared capabilities).
         host: what the broken ops run on.
+        honest_ops: makes the ops that are broken: the reference's, or another honest form of them.
     """
 
     name: str
@@ -53,6 +59,7 @@ class Mutant:
     wrap: Wrap
     backend: Mapping[str, Any] = field(default_factory=dict)
     host: Callable[..., DeviceBackend] = HostBackend
+    honest_ops: Callable[[], ReferenceOps] = reference_ops
 
     def __post_init__(self) -> None:
         if unknown := set(self.ops) - {*OP_NAMES, "prepare_weight", "plan"}:
@@ -64,15 +71,16 @@ class Mutant:
 
     def make(self) -> DeviceBackend:
         """A fresh backend with the fault in it."""
-        return self.host(broken(self.ops, self.wrap), name=f"mutant-{self.name}", **self.backend)
+        ops = broken(self.ops, self.wrap, self.honest_ops)
+        return self.host(ops, name=f"mutant-{self.name}", **self.backend)
 
 
-def broken(ops: tuple[str, ...], wrap: Wrap) -> ReferenceOps:
-    """The reference ops, some of them wrapped."""
-    broken_ops = ReferenceOps(torch.device("cpu"))
-    for op in ops:
-        setattr(broken_ops, op, wrap(getattr(broken_ops, op)))
-    return broken_ops
+def broken(names: tuple[str, ...], wrap: Wrap, honest_ops: Callable[[], ReferenceOps] = reference_ops) -> ReferenceOps:
+    """Honest ops, some of them wrapped."""
+    ops = honest_ops()
+    for name in names:
+        setattr(ops, name, wrap(getattr(ops, name)))
+    return ops
 
 
 def around(fault: Callable[[Op, Call], Any]) -> Wrap:
