@@ -11,7 +11,12 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.backends.common.tuning import TuningTable
+from octavo.conformance import suite
+from octavo.conformance.harness.result import Status
+from octavo.conformance.harness.worker import InProcess
+from octavo.core.backend import BackendConfig
 from tests.fakes import late_backend, tiny_models
+from tests.fakes.late_backend import LateBackend
 from tests.fakes.late_device import LateDevice
 
 VENDORS = ("cuda", "rocm")
@@ -23,19 +28,25 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
+def parts_of(vendor: str) -> dict[str, Any]:
+    """What LateBackend takes of a vendor: its ops, its default chip, its launch parameters."""
+    package = f"octavo.backends.{vendor}"
+    return {
+        "make_ops": importlib.import_module(f"{package}.ops").make_ops,
+        "chip": importlib.import_module(f"{package}.chips").DEFAULT,
+        "tuning": TuningTable.load(files(package) / "tuning"),
+    }
+
+
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_a_vendors_kernels_replayed_give_the_tokens_of_the_cpu(
     vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = f"octavo.backends.{vendor}"
-    chip = importlib.import_module(f"{package}.chips").DEFAULT
-    make_ops = importlib.import_module(f"{package}.ops").make_ops
     folder = tiny_models.save(tiny_models.make_llama(num_hidden_layers=1), tmp_path)
     with LLM(str(folder), **SIZES, backend="cpu", num_threads=1) as llm:
         expected = [list(reply.outputs[0].token_ids) for reply in llm.generate(PROMPTS, GREEDY)]
-    tuning = TuningTable.load(files(package) / "tuning")
     with LateDevice() as device:
-        late_backend.register(monkeypatch, device, make_ops, chip=chip, tuning=tuning)
+        late_backend.register(monkeypatch, device, **parts_of(vendor))
         with LLM(str(folder), **SIZES, backend="late", dtype="float32") as llm:
             found = [list(reply.outputs[0].token_ids) for reply in llm.generate(PROMPTS, GREEDY)]
             own = {choice.op for choice in llm.op_choices() if choice.implementation == "own"}
@@ -43,3 +54,17 @@ def test_a_vendors_kernels_replayed_give_the_tokens_of_the_cpu(
     assert sum(recording.replays for recording in device.recordings) >= GREEDY.max_tokens - 2
     assert not any(recording.memory for recording in device.recordings)  # no op allocates
     assert own >= {"gemm", "embed", "rms_norm", "rope_write_kv", "paged_attention", "sample"}
+
+
+@pytest.mark.parametrize("window", ["", "-w17"])
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_vendors_attention_bakes_nothing_of_a_batch_into_a_recording(vendor: str, window: str) -> None:
+    """The suite's case: one program over other lengths, fewer requests, padding, and the first batch once more."""
+    case = suite.families()[f"program/bfloat16-h4k2d64{window}"]
+    with LateDevice() as device:
+        runner = InProcess(LateBackend(BackendConfig(), device, **parts_of(vendor)))
+        result = runner.run(case, seed=5)
+        runner.close()
+    assert result.status is Status.PASS, result.detail
+    assert result.implementation == "own"
+    assert sum(recording.replays for recording in device.recordings) == 2 * 3  # it runs twice, four steps each
