@@ -18,4 +18,5 @@ def builds(target: str | None) -> Sequence[Build]:
     if chip is None:
         known = ", ".join(sorted({chip.arch for chip in chips.BUILDABLE}))
         raise ConfigError(f"target is {target!r}; this backend compiles for {known}", field="target")
-    return list_builds(make_ops, chip, TuningTable.load(files("octavo.backends.cuda") / "tuning"), read)
+    siblings = [other for other in chips.BUILDABLE if other.arch == chip.arch]
+    return list_builds(make_ops, chip, TuningTable.load(files("octavo.backends.cuda") / "tuning"), read, siblings)

@@ -51,10 +51,15 @@ def bytes_per_turn(figures: dict[str, float]) -> float:
     return 16 * 64 * figures["warps"] * max(figures["loads_16"], 1)
 
 
-def faults(compiled: Any, figures: dict[str, float], chip: Chip, *, wide_loads: bool) -> list[str]:
-    """Why the kernel is unfit for the chip. Scalar registers that spill go to vector lanes: listed, no fault."""
+def faults(compiled: Any, figures: dict[str, float], chip: Chip, *, wide_loads: bool, may_spill: bool) -> list[str]:
+    """Why the kernel is unfit for the chip. Scalar registers that spill go to vector lanes: listed, no fault.
+
+    Args:
+        wide_loads: whether it must load 16 bytes at a time.
+        may_spill: it is not what anybody gets unasked: spills are listed, no fault.
+    """
     found = []
-    if figures["spill_bytes"]:
+    if figures["spill_bytes"] and not may_spill:
         found.append(f"{figures['spill_bytes']:.0f} bytes of vector registers a lane spill to memory")
     if figures["shared_bytes"] > chip.shared_bytes:
         found.append(f"{figures['shared_bytes']:.0f} bytes of LDS; the chip has {chip.shared_bytes}")

@@ -9,7 +9,7 @@ Costs nothing of a compiler until `build()`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -38,6 +38,7 @@ class Build:
     Attributes:
         read: the backend's module that reads compiled kernels.
         is_default: whether the workload gets these launch parameters without being told to.
+        siblings: all chips of the architecture, whose limits are told apart.
     """
 
     name: str
@@ -48,11 +49,14 @@ class Build:
     record: LaunchRecord
     workload: Workload
     is_default: bool
+    siblings: Sequence[Chip]
 
     def build(self) -> BuildResult:
         compiled = compile_launch(self.record, self.chip)
         figures = self.read.read(compiled)
-        faults = self.read.faults(compiled, figures, self.chip, wide_loads=self.workload.wide_loads)
+        faults = self.read.faults(
+            compiled, figures, self.chip, wide_loads=self.workload.wide_loads, may_spill=not self.is_default
+        )
         return BuildResult(figures | self._expected(figures), tuple(faults))
 
     def _expected(self, figures: dict[str, float]) -> dict[str, float]:
@@ -71,15 +75,23 @@ class Build:
             "programs": grid,
             "limit_us": round(prediction.limit_us, 2),
             "expected_share": round(prediction.share, 3),
+            "is_default": self.is_default,
+            **{f"limit_us {chip.name}": round(self._limit_us(chip), 2) for chip in self.siblings},
         }
 
+    def _limit_us(self, chip: Chip) -> float:
+        return predict(chip, self.workload.cost, programs=chip.num_units, bytes_in_flight=math.inf).limit_us
 
-def list_builds(make_ops: Callable[[Gpu], Any], chip: Chip, table: TuningTable, read: ModuleType) -> list[Build]:
+
+def list_builds(
+    make_ops: Callable[[Gpu], Any], chip: Chip, table: TuningTable, read: ModuleType, siblings: Sequence[Chip]
+) -> list[Build]:
     """All builds for one chip.
 
     Args:
         make_ops: the backend's ops on a device.
         read: the backend's read.py.
+        siblings: all chips of this one's architecture.
     """
     fp8 = torch.float8_e4m3fn if chip.fp8 == "e4m3fn" else torch.float8_e4m3fnuz
     builds: dict[tuple[Any, ...], Build] = {}
@@ -88,7 +100,7 @@ def list_builds(make_ops: Callable[[Gpu], Any], chip: Chip, table: TuningTable, 
             for record in records:
                 key = (workload.op, *identity(record))
                 name = f"{workload.op}.{record.kernel.__name__}/{workload.name}-{label}"
-                build = Build(name, workload.op, chip.arch, chip, read, record, workload, label == "default")
+                build = Build(name, workload.op, chip.arch, chip, read, record, workload, label == "default", siblings)
                 builds.setdefault(key, build)
     return list(builds.values())
 
