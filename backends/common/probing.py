@@ -1,4 +1,4 @@
-"""What the probes of GPU backends have in common: packages, and how torch was built. Imports neither torch nor triton.
+"""What the probes of GPU backends have in common: all but asking the driver. Imports neither torch nor triton.
 
 A package's metadata and torch's own version.py are read as files: importing torch takes seconds, and a probe is asked
 whenever anybody lists the backends.
@@ -11,10 +11,13 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from octavo.core.backend import Available, Refusal
+from octavo.core.base.units import format_bytes
 
 OLDEST = {"torch": (2, 11), "triton": (3, 6)}
 """Versions from which on the kernels are known to compile and run."""
@@ -25,14 +28,65 @@ Toolkit = Literal["cuda", "hip"]
 _TOOLKIT_NAMES = {"cuda": "CUDA", "hip": "ROCm"}
 
 
+class Device(NamedTuple):
+    """One device as its driver describes it."""
+
+    name: str
+    arch: str
+    memory_bytes: int
+
+
+Driver = Callable[[], list[Device]]
+"""Lists the devices that this process may use. Raises OSError saying what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one backend looks for.
+
+    Attributes:
+        vendor: for people.
+        arches: what its kernels are cut to.
+        chips: what to use, in words.
+        driver: what to install, in words.
+        toolkit: what torch must be built for.
+        emulated: the chip that the interpreter stands for.
+    """
+
+    vendor: str
+    arches: tuple[str, ...]
+    chips: str
+    driver: str
+    toolkit: Toolkit
+    emulated: str
+
+
+def answer(wanted: Wanted, driver: Driver) -> Available | Refusal:
+    """A probe's answer: the first chip of a known architecture, or why there is none.
+
+    Under Triton's interpreter no device is looked for.
+    """
+    if is_interpreted():
+        detail = f"{wanted.emulated}, emulated: kernels run in Triton's interpreter on the CPU"
+        return package_refusal() or Available(detail, is_emulated=True)
+    try:
+        devices = driver()
+    except OSError as error:
+        return Refusal(f"no {wanted.vendor} GPU: {error}", f"install {wanted.driver}, or use another backend")
+    known = [device for device in devices if device.arch in wanted.arches]
+    if not known:
+        found = ", ".join(f"{device.name} ({device.arch})" for device in devices) or "none"
+        return Refusal(f"it has kernels for {', '.join(wanted.arches)}; found here: {found}", f"use {wanted.chips}")
+    refusal = package_refusal() or build_refusal(wanted.toolkit)
+    if refusal is not None:
+        return refusal
+    first, count = known[0], f"{len(known)} × " if len(known) > 1 else ""
+    return Available(f"{count}{first.name} ({first.arch}), {format_bytes(first.memory_bytes)}")
+
+
 def is_interpreted() -> bool:
     """Whether Triton's kernels run in its interpreter in this process. Triton fixes it when it is imported."""
     return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def emulation(chip: str) -> Available:
-    """A probe's answer under the interpreter, where no device is looked for."""
-    return Available(f"{chip}, emulated: kernels run in Triton's interpreter on the CPU", is_emulated=True)
 
 
 def package_refusal() -> Refusal | None:

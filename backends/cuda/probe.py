@@ -3,57 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple, Protocol
 
-from octavo.backends.common.probing import build_refusal, emulation, is_interpreted, package_refusal
+from octavo.backends.common.probing import Device, Wanted, answer
 from octavo.backends.cuda.chips import DEFAULT
 from octavo.core.backend import Available, Refusal
-from octavo.core.base.units import format_bytes
 
 ARCHES = ("sm_90",)
 """What the kernels are cut to."""
+
+WANTED = Wanted("NVIDIA", ARCHES, "an H100 or H200", "NVIDIA's driver", "cuda", DEFAULT.name)
 
 _DRIVER = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*"""
 
 
-class Device(NamedTuple):
-    """One device as the driver describes it."""
-
-    name: str
-    arch: str
-    memory_bytes: int
-
-
-class Driver(Protocol):
-    """Lists the devices that this process may use. Raises OSError saying what is wrong."""
-
-    def __call__(self) -> list[Device]: ...
-
-
 def probe() -> Available | Refusal:
     """The first chip of a known architecture, or why there is none."""
-    return answer(driver_devices)
-
-
-def answer(driver: Driver) -> Available | Refusal:
-    """`probe`, given a driver. Under Triton's interpreter none is asked."""
-    if is_interpreted():
-        return package_refusal() or emulation(DEFAULT.name)
-    try:
-        devices = driver()
-    except OSError as error:
-        return Refusal(f"no NVIDIA GPU: {error}", "install NVIDIA's driver, or use another backend")
-    known = [device for device in devices if device.arch in ARCHES]
-    if not known:
-        found = ", ".join(f"{device.name} ({device.arch})" for device in devices) or "none"
-        return Refusal(f"it has kernels for {', '.join(ARCHES)}; found here: {found}", "use an H100 or H200")
-    refusal = package_refusal() or build_refusal("cuda")
-    if refusal is not None:
-        return refusal
-    first, count = known[0], f"{len(known)} × " if len(known) > 1 else ""
-    return Available(f"{count}{first.name} ({first.arch}), {format_bytes(first.memory_bytes)}")
+    return answer(WANTED, driver_devices)
 
 
 def driver_devices() -> list[Device]:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.resources import files
 
 import torch
 
-from octavo.backends.common.chip import Chip
 from octavo.backends.common.device import GpuBackend
-from octavo.backends.common.options import GpuOptions
-from octavo.backends.common.probing import is_interpreted
-from octavo.backends.common.runtime import HostRuntime, Runtime, TorchRuntime
+from octavo.backends.common.devices import Vendor, open_device
 from octavo.backends.common.tuning import TuningTable
 from octavo.backends.rocm.chips import CHIPS, DEFAULT
 from octavo.backends.rocm.ops import make_ops
 from octavo.backends.rocm.probe import ARCHES
 from octavo.core.backend import BackendConfig
-from octavo.core.base.errors import BackendUnavailable
 
 
 class RocmBackend(GpuBackend):
@@ -27,48 +22,13 @@ class RocmBackend(GpuBackend):
 
     def __init__(self, config: BackendConfig) -> None:
         """Raises BackendUnavailable for a device that isn't there, or that the kernels weren't cut to."""
-        options = config.options or GpuOptions()
-        runtime: Runtime
-        if is_interpreted():
-            runtime, chip = HostRuntime(), DEFAULT
-        else:
-            index = device_index(options.device)
-            runtime, chip = TorchRuntime(index, "hip"), chip_of(index)
+        runtime, chip = open_device(VENDOR, config)
         super().__init__(config, runtime, chip, TuningTable.load(files(__package__) / "tuning"), make_ops)
 
 
-def device_index(wanted: int | None) -> int:
-    """The device asked for, or the first of a known architecture."""
-    arches = [arch_of(index) for index in range(torch.cuda.device_count())]
-    if wanted is None:
-        wanted = next((index for index, arch in enumerate(arches) if arch in ARCHES), 0)
-    if wanted >= len(arches):
-        raise BackendUnavailable(
-            f"option device of backend rocm is {wanted}, and {len(arches)} devices are visible; take a lower one, or "
-            "look at HIP_VISIBLE_DEVICES",
-            field="backend_option",
-        )
-    if arches[wanted] not in ARCHES:
-        raise BackendUnavailable(
-            f"device {wanted} is {arches[wanted]}; backend rocm has kernels for {', '.join(ARCHES)}: choose another by "
-            "--backend-option device=N",
-            field="backend_option",
-        )
-    return wanted
-
-
 def arch_of(index: int) -> str:
-    """The architecture as its compiler names it, without the features behind the colon."""
+    """Without the features behind the colon."""
     return str(torch.cuda.get_device_properties(index).gcnArchName).partition(":")[0]
 
 
-def chip_of(index: int) -> Chip:
-    """The chip's own figures where the device tells them, the data sheet's elsewhere."""
-    properties = torch.cuda.get_device_properties(index)
-    named = next((chip for chip in CHIPS if chip.name.rpartition(" ")[2] in properties.name), DEFAULT)
-    return replace(
-        named,
-        name=properties.name,
-        num_units=properties.multi_processor_count,
-        memory_bytes=properties.total_memory,
-    )
+VENDOR = Vendor("rocm", "hip", ARCHES, CHIPS, DEFAULT, "HIP_VISIBLE_DEVICES", arch_of)

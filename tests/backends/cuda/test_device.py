@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from octavo.backends.cuda import device
+from octavo.backends.common.devices import chip_of, device_index
 from octavo.backends.cuda.chips import CHIPS, DEFAULT
+from octavo.backends.cuda.device import VENDOR
 from octavo.core.backend import BackendRegistry
 from octavo.core.backend.selfcheck import device_fault
 from octavo.core.base.errors import BackendUnavailable, ConfigError
@@ -49,21 +50,21 @@ def test_options_are_typed() -> None:
 
 
 def test_the_first_known_chip_is_taken(devices: None) -> None:
-    assert device.device_index(None) == 1
-    assert device.device_index(2) == 2
+    assert device_index(VENDOR, None) == 1
+    assert device_index(VENDOR, 2) == 2
 
 
 def test_a_device_that_cant_be_is_refused(devices: None) -> None:
     with pytest.raises(BackendUnavailable, match="device 0 is sm_80; backend cuda has kernels for sm_90: choose"):
-        device.device_index(0)
+        device_index(VENDOR, 0)
     with pytest.raises(BackendUnavailable, match="option device of backend cuda is 3, and 3 devices are visible"):
-        device.device_index(3)
+        device_index(VENDOR, 3)
 
 
 def test_the_device_tells_its_own_figures_and_the_data_sheet_the_rest(devices: None) -> None:
-    chip = device.chip_of(1)
+    chip = chip_of(VENDOR, 1)
     assert (chip.name, chip.num_units, chip.memory_bytes) == ("NVIDIA H100 80GB HBM3", 114, 79 << 30)
     sheets = {sheet.name: sheet for sheet in CHIPS}
     assert chip.bandwidth_bytes_per_s == sheets["NVIDIA H100"].bandwidth_bytes_per_s
-    assert device.chip_of(2).bandwidth_bytes_per_s == sheets["NVIDIA H200"].bandwidth_bytes_per_s
-    assert device.chip_of(0).flops == DEFAULT.flops  # a Hopper of another name
+    assert chip_of(VENDOR, 2).bandwidth_bytes_per_s == sheets["NVIDIA H200"].bandwidth_bytes_per_s
+    assert chip_of(VENDOR, 0).flops == DEFAULT.flops  # a Hopper of another name

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from octavo.backends.rocm import device
+from octavo.backends.common.devices import chip_of, device_index
 from octavo.backends.rocm.chips import CHIPS, DEFAULT
+from octavo.backends.rocm.device import VENDOR
 from octavo.core.backend import BackendRegistry
 from octavo.core.backend.selfcheck import device_fault
 from octavo.core.base.errors import BackendUnavailable, ConfigError
@@ -53,19 +54,19 @@ def test_options_are_typed() -> None:
 
 
 def test_the_first_known_chip_is_taken(devices: None) -> None:
-    assert device.device_index(None) == 1
-    assert device.device_index(2) == 2
+    assert device_index(VENDOR, None) == 1
+    assert device_index(VENDOR, 2) == 2
 
 
 def test_a_device_that_cant_be_is_refused(devices: None) -> None:
     with pytest.raises(BackendUnavailable, match="device 0 is gfx90a; backend rocm has kernels for gfx942: choose"):
-        device.device_index(0)
+        device_index(VENDOR, 0)
     with pytest.raises(BackendUnavailable, match="option device of backend rocm is 3, and 3 devices are visible"):
-        device.device_index(3)
+        device_index(VENDOR, 3)
 
 
 def test_the_device_tells_its_own_figures_and_the_data_sheet_the_rest(devices: None) -> None:
-    chip = device.chip_of(1)
+    chip = chip_of(VENDOR, 1)
     assert (chip.name, chip.num_units, chip.memory_bytes) == ("AMD Instinct MI300X OAM", 228, 191 << 30)
     assert chip.bandwidth_bytes_per_s == CHIPS[0].bandwidth_bytes_per_s
-    assert device.chip_of(0).flops == DEFAULT.flops  # of another name
+    assert chip_of(VENDOR, 0).flops == DEFAULT.flops  # of another name
