@@ -17,13 +17,19 @@ chunk. Where the splits of a step pass the workspace, the tiles come in slabs, o
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from octavo.backends.common.cost import Cost
+from octavo.backends.common.attention_call import (
+    Keys,
+    Rule,
+    TileGrid,
+    constexprs,
+    head_stride,
+    in_fp32,
+    padded,
+)
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.kernels import merge
 from octavo.backends.common.launch import Kernel
@@ -40,8 +46,6 @@ MAX_HEAD_DIM = 576
 PART_FLOATS = 64 * (128 + 2)
 """Workspace of one program: 64 rows of 128 sums, m and l. Wider heads and taller tiles are cut into fewer splits."""
 
-LOG2_E = math.log2(math.e)
-
 
 @dataclass(slots=True)
 class AttentionPlan(StepPlan):
@@ -52,81 +56,6 @@ class AttentionPlan(StepPlan):
     """
 
     workspace: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The keys and values of a call, in pages or contiguous.
-
-    Attributes:
-        k, v: [N, S, K, D], or [S, K, D] when contiguous.
-        lengths: [B] KV lengths, or [B + 1] starts when contiguous.
-        table: [B, max_blocks], or None.
-        block_size: 0 when contiguous.
-        most_keys: that a request can have, from shapes alone.
-    """
-
-    k: torch.Tensor
-    v: torch.Tensor
-    query_start_loc: torch.Tensor
-    lengths: torch.Tensor
-    table: torch.Tensor | None
-    block_size: int
-    most_keys: int
-
-    @property
-    def num_requests(self) -> int:
-        return self.query_start_loc.shape[0] - 1
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """k's of block, slot and head, then v's. A contiguous request's first key is its "block"."""
-        if self.table is not None:
-            return *self.k.stride()[:3], *self.v.stride()[:3]
-        return self.k.stride(0), *self.k.stride()[:2], self.v.stride(0), *self.v.stride()[:2]
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """How scores are formed; as in the contract."""
-
-    softmax_scale: float
-    causal: bool
-    window: int | None
-    softcap: float | None
-    sinks_H: torch.Tensor | None
-    alibi_slopes_H: torch.Tensor | None
-    k_scale: torch.Tensor | None
-    v_scale: torch.Tensor | None
-
-    @property
-    def factor_and_cap(self) -> tuple[float, float | None]:
-        """As kernels/softmax.py takes them: scores in base 2."""
-        if self.softcap is None:
-            return self.softmax_scale * LOG2_E, None
-        return self.softmax_scale / self.softcap, self.softcap * LOG2_E
-
-
-@dataclass(frozen=True, slots=True)
-class TileGrid:
-    """Tiles of queries of one call.
-
-    Attributes:
-        heads: of one KV head in a tile. tokens: of a request in a tile.
-        programs: of one tile: KV heads, times the chunks of their groups.
-        tiles: enough for any lengths that the shapes allow.
-    """
-
-    heads: int
-    tokens: int
-    programs: int
-    tiles: int
-
-    @classmethod
-    def of(cls, block_m: int, *, heads: int, kv_heads: int, tokens: int, requests: int) -> TileGrid:
-        group = heads // kv_heads
-        packed = min(group, block_m)
-        return cls(packed, block_m // packed, kv_heads * -(-group // packed), tokens // (block_m // packed) + requests)
 
 
 class PagedAttentionOps:
@@ -267,7 +196,7 @@ class PagedAttentionOps:
             keys.num_requests, grid.tiles, keys.k.shape[-2],
             *q_THD.stride()[:2], *keys.strides, *out.stride()[:2], 0 if lse is None else lse.stride(0),
             0 if keys.table is None else keys.table.stride(0), head_stride(rule.k_scale), head_stride(rule.v_scale),
-            *rule.factor_and_cap, rule.window, **_shape(q_THD, keys, rule, grid), **entry.constants,
+            *rule.factor_and_cap, rule.window, **constexprs(q_THD, keys, rule, grid), **entry.constants,
         )  # fmt: skip
 
     def _launch_splits(
@@ -282,7 +211,7 @@ class PagedAttentionOps:
         num_splits: int,
     ) -> None:
         """A slab of tiles at a time: as many as have room in the workspace, all of them where it matters."""
-        shape, block_m, kv_heads = _shape(q_THD, keys, rule, grid), entry.tile["BLOCK_M"], keys.k.shape[-2]
+        shape, block_m, kv_heads = constexprs(q_THD, keys, rule, grid), entry.tile["BLOCK_M"], keys.k.shape[-2]
         slots = self._workspace.numel() // (block_m * (shape["DV_PAD"] + 2))
         slab = max(1, slots // (grid.programs * num_splits))
         parts = self._workspace
@@ -310,7 +239,7 @@ class PagedAttentionOps:
         """Enough for the chip; deterministic: one for every SPLIT keys that a tile may see."""
         split = entry.tile["SPLIT"]
         most_keys = keys.most_keys
-        if rule.window is not None:
+        if rule.window is not None and rule.causal:
             most_keys = min(most_keys, rule.window + grid.tokens - 1 + split)  # its first key lies anywhere in a split
         pieces = max(1, -(-most_keys // split))
         if self._gpu.deterministic:
@@ -367,76 +296,3 @@ class PagedAttentionOps:
                 f"K {keys.k.dtype}, V {keys.v.dtype}, q {q_THD.dtype}, out {out.dtype}, {q_THD.shape[1]} over "
                 f"{keys.k.shape[-2]} heads"
             )
-
-
-def attention_cost(
-    requests: Sequence[tuple[int, int]],
-    *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    v_head_dim: int,
-    q_dtype: torch.dtype,
-    kv_dtype: torch.dtype,
-    causal: bool = True,
-    window: int | None = None,
-) -> Cost:
-    """What one call must move and multiply: q and out once, and once each the keys that any row of a request sees.
-
-    requests: queries and KV length of each.
-    """
-    rows = sum(queries for queries, _ in requests)
-    pairs = keys = 0
-    for queries, length in requests:
-        position = length - queries
-        ends = [max(0, position + r + 1) if causal else length for r in range(queries)]
-        begins = [0 if window is None else max(0, position + r + 1 - window) for r in range(queries)]
-        pairs += sum(max(0, end - begin) for begin, end in zip(begins, ends, strict=True))
-        keys += max(0, max(ends, default=0) - min(begins, default=0))
-    width = head_dim + v_head_dim
-    operand = torch.float32 if in_fp32(q_dtype, kv_dtype) else q_dtype
-    return Cost(
-        rows * heads * width * q_dtype.itemsize + keys * kv_heads * width * kv_dtype.itemsize,
-        {str(operand).removeprefix("torch."): 2.0 * pairs * heads * width},
-    )
-
-
-def padded(width: int) -> int:
-    """The next power of two, and no less than a matrix unit takes."""
-    return max(16, 1 << (width - 1).bit_length())
-
-
-def chunks(width: int) -> tuple[int, int]:
-    """A head as powers of two (main, rest) where two cover it with less than one: 192 = 128 + 64; else rest is 0."""
-    whole = padded(width)
-    main = whole // 2
-    rest = padded(width - main) if width > main else whole
-    return (main, rest) if main + rest < whole else (whole, 0)
-
-
-def in_fp32(q_dtype: torch.dtype, kv_dtype: torch.dtype) -> bool:
-    """Whether both are widened: 8-bit floats fit any type of query, other types that differ meet in fp32."""
-    return q_dtype == torch.float32 or (kv_dtype.itemsize > 1 and kv_dtype != q_dtype)
-
-
-def head_stride(scale: torch.Tensor | None) -> int:
-    """From one KV head's scale to the next: 0 where one serves all of them."""
-    return 0 if scale is None or scale.numel() == 1 else scale.stride(0)
-
-
-def _shape(q_THD: torch.Tensor, keys: Keys, rule: Rule, grid: TileGrid) -> dict[str, int | bool]:
-    """The constexprs of both kernels that a model fixes."""
-    head_dim, v_head_dim = q_THD.shape[2], keys.v.shape[-1]
-    main, rest = chunks(head_dim)
-    return {
-        "GROUP": q_THD.shape[1] // keys.k.shape[-2],
-        "HEADS": grid.heads,
-        "BLOCK_SIZE": keys.block_size,
-        "CAUSAL": rule.causal,
-        "IN_FP32": in_fp32(q_THD.dtype, keys.k.dtype),
-        "D": head_dim,
-        "D_MAIN": main,
-        "D_REST": rest,
-        "DV": v_head_dim,
-        "DV_PAD": padded(v_head_dim),
-    }

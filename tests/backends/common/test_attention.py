@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from octavo.backends.common.attention import PagedAttentionOps, attention_cost, chunks
+from octavo.backends.common.attention import PagedAttentionOps
+from octavo.backends.common.attention_call import attention_cost, chunks
 from octavo.backends.common.gpu import Gpu
 from octavo.core.backend import AttentionMetadata, AttentionSpec, KVCache, KVCacheSpec, KVLayout, RowSpec
 from octavo.core.backend.ops import StepPlan
