@@ -99,6 +99,9 @@ class TorchRuntime:
         self.device = torch.device("cuda", index)
         self._toolkit = toolkit
         self._pool = torch.cuda.graph_pool_handle()
+        # The vendor's products may otherwise add parts of a sum in 16 bits. Torch has the switch for a process only.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
     def memory_info(self) -> MemoryInfo:
         free, total = torch.cuda.mem_get_info(self.device)

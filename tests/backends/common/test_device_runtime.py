@@ -78,6 +78,17 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return Cuda(monkeypatch)
 
 
+def test_products_of_the_vendors_library_add_in_fp32(cuda: Cuda) -> None:
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
+    try:
+        TorchRuntime(0, "cuda")
+        assert not matmul.allow_bf16_reduced_precision_reduction
+        assert not matmul.allow_fp16_reduced_precision_reduction
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = before
+
+
 def test_memory_that_torch_keeps_for_reuse_is_free(cuda: Cuda) -> None:
     memory = TorchRuntime(0, "cuda").memory_info()
     assert (memory.free_bytes, memory.total_bytes) == (10 + 30 - 12, 100)
