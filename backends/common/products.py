@@ -178,7 +178,8 @@ class ProductOps(ABC):
         elif weight.form.name != "plain" or x_TK.dtype != weight.codes.dtype:
             self._gemm_codes(x, weight, out, tail)
         else:
-            entry = self.entry("gemm", x_TK.dtype, x_TK.shape[0], weight.spec.out_features)
+            is_aligned = x_TK.stride(0) * x_TK.element_size() % 16 == 0 and x_TK.data_ptr() % 16 == 0
+            entry = self.entry("gemm", x_TK.dtype, x_TK.shape[0], weight.spec.out_features, aligned=int(is_aligned))
             constants = dict(entry.constants)
             if taken(constants, "LIBRARY", 0) and not self._gpu.deterministic and _is_bare(weight, out, tail):
                 torch.mm(x_TK, weight.codes[:, : weight.spec.in_features].T, out=out)
