@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -148,12 +149,17 @@ def _variants(args: argparse.Namespace) -> int:
     _refuse_unwritable(args.json)
     count = DEFAULT_SEEDS if args.seeds is None else _whole(args.seeds, "--seeds", least=1)
     report = variants.begun(settings.seed, count, settings.profile_name, settings.only)
-    if args.json is not None and Path(args.json).is_file():
-        report = variants.taken_up(_read(args.json), report)
+    # Until it is whole a report stands beside the one that it will replace; a run that was left is taken up from there.
+    unfinished = None if args.json is None or _is_special(args.json) else f"{args.json}.unfinished"
+    if unfinished is not None and Path(unfinished).is_file():
+        report = variants.taken_up(_read(unfinished), report)
     started = time.monotonic()
     for so_far in variants.run(report, settings.jobs or 1, _tell_variant):
         report = so_far
-        _write(args.json, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        _write(unfinished, variants.encode(report))
+    _write(args.json, variants.encode(report))
+    if unfinished is not None:
+        Path(unfinished).unlink(missing_ok=True)
     alarms = sum(len(verdict.alarms) for verdict in report.verdicts)
     tried = sum(verdict.tried for verdict in report.verdicts)
     print(f"{alarms} false alarms in {tried} cases of {len(VARIANTS)} variants x {count} seeds, ", end="")
@@ -188,8 +194,9 @@ def _refuse_unwritable(*paths: str | None) -> None:
 def _write(path: str | None, data: bytes) -> None:
     if path is None:
         return
-    is_special = Path(path).exists() and not Path(path).is_file()  # /dev/stdout, a pipe: nothing to be replaced.
-    partial = Path(path if is_special else f"{path}.partial")
+    is_special = _is_special(path)
+    # A name of this process's own: of two runs that write one report the later wins, whole.
+    partial = Path(path if is_special else f"{path}.{os.getpid()}.partial")
     try:
         partial.write_bytes(data)
         if not is_special:
@@ -198,6 +205,11 @@ def _write(path: str | None, data: bytes) -> None:
         if not is_special:
             partial.unlink(missing_ok=True)
         raise ConfigError(f"{path} can't be written: {error.strerror}; name another file") from None
+
+
+def _is_special(path: str) -> bool:
+    """Whether it is no file and none to be: /dev/stdout, a pipe, where nothing can be replaced."""
+    return Path(path).exists() and not Path(path).is_file()
 
 
 def _read(path: str) -> bytes:

@@ -1,6 +1,6 @@
 """All variants over many seeds, on several processes, written as it goes and taken up again where it was left.
 
-    (seed, variants of the same cases) ──► processes ──► Verdicts ──► report, after each: an unfinished one holds fewer
+    (seed, variants of the same cases) ──► processes ──► Verdicts ──► report so far, after each
 
 A report of another suite, profile, or list of cases (the must-pass hash) is not taken up but begun anew.
 """
@@ -53,14 +53,18 @@ def current_hash(profile: str) -> str:
     return must_pass_hash(profile_named(profile), suite.families(suite.modules_of(profile)).values())
 
 
+def encode(report: Report) -> bytes:
+    """The file's bytes."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
 def taken_up(old: bytes, new: Report) -> Report:
-    """`new` with the verdicts of an unfinished run of the same; without them if it is another's, or whole."""
+    """`new` with the verdicts of a run of the same; without them if it is another's, or no report."""
     try:
         known = msgspec.json.decode(old, type=Report)
     except msgspec.DecodeError:
         return new
-    is_same = msgspec.structs.replace(known, verdicts=[]) == new and not known.is_whole
-    return known if is_same else new
+    return known if msgspec.structs.replace(known, verdicts=[]) == new else new
 
 
 def run(report: Report, jobs: int, tell: Callable[[Verdict], None]) -> Iterator[Report]:

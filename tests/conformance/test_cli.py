@@ -92,7 +92,7 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_run(
 
     for name in ("conform", "try_mutant"):
         monkeypatch.setattr(f"octavo.conformance.command.{name}", never)
-    monkeypatch.setattr("octavo.conformance.variants.run.try_variant", never)
+    monkeypatch.setattr("octavo.conformance.variants.run.try_variants", never)
     (tmp_path / "file").touch()
     assert conform(*QUICK, *words, "--json", str(tmp_path / "file" / "report.json")) == 2
     assert "can't be written" in capsys.readouterr().err

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
-from octavo.conformance import suite
+from octavo.conformance import command, suite
+from octavo.conformance.draw import Draw
 from octavo.conformance.harness.host import HostBackend
 from octavo.conformance.harness.judge import judge
-from octavo.conformance.variants import attention, product
+from octavo.conformance.trial import Trial
+from octavo.conformance.variants import attention, gate, product
 from octavo.conformance.variants.base import Variant
-from octavo.conformance.variants.gate import VARIANTS, try_variant
-from octavo.conformance.variants.run import begun, current_hash, run, taken_up
+from octavo.conformance.variants.gate import VARIANTS, Verdict, try_variant
+from octavo.conformance.variants.run import Report, begun, current_hash, encode, run, taken_up
 from octavo.core.backend.reference.attention import Rule
 from octavo.core.backend.reference.attention import attend as plain_attend
+from octavo.core.cli import conform
 
-SEEDS = range(100, 103)
-PROFILE = "tiny"  # `make nightly JOBS=variants` runs core.
+SEED = 100
+PROFILE = "tiny"  # `make nightly JOBS=variants` runs core, and twenty seeds.
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
-def test_no_false_alarm(variant: Variant) -> None:
-    verdicts = [try_variant(variant, seed, PROFILE) for seed in SEEDS]
+@pytest.mark.parametrize("group", gate.groups(), ids=lambda group: group[0].name)
+def test_no_false_alarm(group: list[Variant]) -> None:
+    verdicts = gate.try_variants(group, SEED, PROFILE)
     assert [alarm for verdict in verdicts for alarm in verdict.alarms] == []
     assert all(verdict.tried for verdict in verdicts)
 
@@ -64,17 +70,65 @@ def test_the_report_that_is_checked_in_is_of_this_suite() -> None:
 
 
 def test_a_run_that_was_left_is_taken_up_and_one_of_other_cases_is_not() -> None:
-    new = begun(100, 1, "tiny", "embed")
+    new = begun(100, 1, "tiny", "lora_gemm")
     whole = list(run(new, 1, lambda _: None))[-1]
     assert whole.is_whole
-    left = msgspec.structs.replace(whole, verdicts=whole.verdicts[:-2])
-    assert taken_up(msgspec.json.encode(left), new) == left
+    left = msgspec.structs.replace(whole, verdicts=[v for v in whole.verdicts if v.variant != "lora-ranks"])
+    assert taken_up(encode(left), new) == left
     told: list[str] = []
     assert list(run(left, 1, lambda verdict: told.append(verdict.variant)))[-1] == whole
-    assert told == [variant.name for variant in VARIANTS[-2:]]
-    for other in (whole, msgspec.structs.replace(left, must_pass="0" * 16)):
-        assert taken_up(msgspec.json.encode(other), new) == new
+    assert told == ["lora-ranks"]
+    assert taken_up(encode(msgspec.structs.replace(left, must_pass="0" * 16)), new) == new
     assert taken_up(b"{", new) == new
+
+
+def test_a_report_is_replaced_by_a_whole_one_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, words = tmp_path / "v.json", ["conform", "--variants", "--profile", "tiny", "--only", "lora_gemm"]
+    words += ["--seed", "100", "--seeds", "1", "--json", str(path)]
+    path.write_text("better")
+    honest = gate.try_variants
+
+    def interrupted(group: list[Variant], *args: Any, **kwargs: Any) -> list[Verdict]:
+        if group[0].name.startswith("lora"):
+            raise KeyboardInterrupt
+        return honest(group, *args, **kwargs)
+
+    monkeypatch.setattr("octavo.conformance.variants.run.try_variants", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        command.run(parsed(words))
+    assert path.read_text() == "better"
+    left = msgspec.json.decode((tmp_path / "v.json.unfinished").read_bytes(), type=Report)
+    assert 0 < len(left.verdicts) < len(VARIANTS)
+    monkeypatch.undo()
+    assert command.run(parsed(words)) == 0
+    whole = msgspec.json.decode(path.read_bytes(), type=Report)
+    assert whole.is_whole
+    assert whole.verdicts[: len(left.verdicts)] == left.verdicts
+    assert [file.name for file in tmp_path.iterdir()] == ["v.json"]
+
+
+def parsed(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    conform.add_arguments(parser)
+    return parser.parse_args(words[1:])
+
+
+def test_variants_of_the_same_cases_are_tried_on_one_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sorted(v.name for group in gate.groups() for v in group) == sorted(v.name for v in VARIANTS)
+    drawn: list[str] = []
+    (group,) = (group for group in gate.groups() if group[0].name == "lora-split-k")
+    (case,) = (c for c in suite.select("tiny") if c.name == "lora_gemm.exact/float32-t5-k64-n48-r16.8-last")
+
+    def build(draw: Draw) -> Trial:
+        drawn.append(case.name)
+        return case.build(draw)
+
+    counted = replace(case, build=build)
+    monkeypatch.setattr("octavo.conformance.variants.gate.select", lambda _: [counted])
+    verdicts = gate.try_variants(group, 100, "tiny")
+    assert [v.tried for v in verdicts] == [1] * len(group)
+    assert len(group) > 1
+    assert len(drawn) == 1
 
 
 def test_an_accumulator_that_is_not_declared_raises_an_alarm() -> None:
