@@ -21,8 +21,7 @@ _INSTRUCTIONS = {
     "lds_direct": r"\b(?:global|buffer)_load_\w+ .*\blds\b",
 }
 _NOTES = {
-    "vgprs": "vgpr_count",
-    "agprs": "agpr_count",
+    "vgprs": "vgpr_count",  # accumulation registers included
     "sgpr_spills": "sgpr_spill_count",
     "vgpr_spills": "vgpr_spill_count",
 }
@@ -33,7 +32,7 @@ def read(compiled: Any) -> dict[str, float]:
     assembly = compiled.asm["amdgcn"]
     notes = {name: _note(assembly, note) for name, note in _NOTES.items()}
     return {
-        "registers": notes["vgprs"] + notes["agprs"],
+        "registers": notes["vgprs"],
         "spill_bytes": 4 * notes["vgpr_spills"],
         "scalar_spills": notes["sgpr_spills"],
         "shared_bytes": compiled.metadata.shared,
