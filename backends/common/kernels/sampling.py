@@ -81,7 +81,7 @@ def _greedy(logits_rows, row_mask, width, ROWS: tl.constexpr, COLS: tl.constexpr
 @triton.jit
 def _search(
     logits_rows, row_mask, width, top, chill, limit, goal,
-    BY_MASS: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    BY_MASS: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The smallest key at which tokens with keys up to it, and within the limit, reach the goal; all [ROWS, 1].
 
@@ -96,7 +96,7 @@ def _search(
     for level in range(LEVELS):
         shift = (LEVELS - 1 - level) * BITS
         below = tl.zeros((ROWS, FANOUT, COLS), tl.float32)
-        for first in range(0, width, COLS):
+        for first in tl.range(0, width, COLS, num_stages=STAGES):
             gaps, keys = _gaps(logits_rows, row_mask, first + lanes, width, top)
             if BY_MASS:
                 weights = _weights(gaps, keys, chill, limit)
@@ -153,7 +153,7 @@ def _draw(logits_rows, row_mask, width, top, chill, limit, uniform, is_drawn, RO
 @triton.jit
 def sample(
     logits, temperature, top_k, top_p, min_p, uniform, out, num_rows, width, logits_stride,
-    BITS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    BITS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One token of each row of logits [R, V]; -1 for a row without one."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -171,12 +171,12 @@ def sample(
         is_cut = is_drawn & (count > 0) & (count < width)
         if _any(is_cut):
             goal = tl.where(is_cut, count, 0).to(tl.float32)
-            floor = _search(logits_rows, row_mask, width, top, chill, limit, goal, False, BITS, ROWS, COLS)
+            floor = _search(logits_rows, row_mask, width, top, chill, limit, goal, False, BITS, ROWS, COLS, STAGES)
             limit = tl.where(is_cut, _with_ties(floor, heat), limit)
         share = tl.load(top_p + rows, row_mask, other=1.0)
         is_cut = is_drawn & (share < 1)
         if _any(is_cut):
-            floor = _search(logits_rows, row_mask, width, top, chill, limit, share, True, BITS, ROWS, COLS)
+            floor = _search(logits_rows, row_mask, width, top, chill, limit, share, True, BITS, ROWS, COLS, STAGES)
             limit = tl.where(is_cut, tl.minimum(_with_ties(floor, heat), limit), limit)
         least = tl.minimum(tl.load(min_p + rows, row_mask, other=0.0), 1.0)
         reach = tl.abs(tl.log(tl.where(least > 0, least, 1.0)) * heat).to(tl.int32, bitcast=True)

@@ -28,7 +28,7 @@ PARAMETERS = (
 )
 """temperature, top_k, top_p, min_p; dealt to the rows in turn."""
 
-ROWS = len(PARAMETERS) + 5
+ROWS = len(PARAMETERS) + 1
 
 
 def columns(rows: int = ROWS) -> list[torch.Tensor]:
@@ -54,7 +54,7 @@ def logits_of(fill: str, vocabulary: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("fill", "vocabulary"),
     [
-        ("normal", 1), ("normal", 64), ("normal", 5000), ("ties", 64), ("ties", 700), ("halves", 64), ("halves", 700),
+        ("normal", 1), ("normal", 64), ("normal", 4200), ("ties", 64), ("ties", 700), ("halves", 64), ("halves", 700),
         ("peaked", 700), ("no-token", 64),
     ],
 )  # fmt: skip
@@ -72,9 +72,9 @@ def test_top_k_keeps_what_ties_after_division(gpu: Gpu) -> None:
     temperature = torch.tensor(1.9)
     gap = next(g for g in torch.rand(10_000) if g / temperature == torch.nextafter(g, torch.tensor(9.0)) / temperature)
     row = torch.tensor([0.0, -float(gap), -float(torch.nextafter(gap, torch.tensor(9.0))), -50.0])
-    logits, uniform = row.expand(200, 4).contiguous(), torch.linspace(0, 0.999, 200)
-    out = torch.empty(200, dtype=torch.int64)
-    full = [torch.full((200,), x) for x in (1.9, 2, 1.0, 0.0)]
+    logits, uniform = row.expand(40, 4).contiguous(), torch.linspace(0, 0.999, 40)
+    out = torch.empty(40, dtype=torch.int64)
+    full = [torch.full((40,), x) for x in (1.9, 2, 1.0, 0.0)]
     SamplingOps(gpu).sample(logits, *full, uniform, out=out)
     assert set(out.tolist()) == {0, 1, 2}
 
@@ -91,11 +91,11 @@ def test_the_largest_uniform_number_gives_a_token_that_is_kept(gpu: Gpu) -> None
 
 
 def test_a_rows_token_is_the_same_alone(gpu: Gpu) -> None:
-    logits, parameters = torch.randn(ROWS, 700), columns()
+    logits, parameters = torch.randn(ROWS, 150), columns()
     together, alone = torch.empty(ROWS, dtype=torch.int64), torch.empty(1, dtype=torch.int64)
     ops = SamplingOps(gpu)
     ops.sample(logits, *parameters, out=together)
-    for row in (2, 5, 9):
+    for row in (5, 9):
         ops.sample(logits[row : row + 1], *(x[row : row + 1] for x in parameters), out=alone)
         assert int(alone) == int(together[row])
 
