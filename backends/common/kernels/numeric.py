@@ -25,6 +25,18 @@ def dot(a, b, acc):
 
 
 @triton.jit
+def dot_float8(a, b, acc, PROMOTE: tl.constexpr):
+    """acc + a @ b of 8-bit floats. A chip that drops bits of a running sum adds it to acc every PROMOTE columns.
+
+    0: it drops none. The interpreter adds up in fp32.
+    """
+    if INTERPRETED or PROMOTE == 0:
+        return dot(a, b, acc)
+    COLUMNS: tl.constexpr = a.shape[1]
+    return tl.dot(a, b, acc, max_num_imprecise_acc=min(PROMOTE, COLUMNS))
+
+
+@triton.jit
 def dot_int8(a, b, acc):
     """acc + a @ b of int8 in int32: exact. No more than 1024 columns at once, which fp32 holds when interpreted."""
     if INTERPRETED:

@@ -9,7 +9,7 @@ Integers are summed in int32, exactly.
 import triton
 import triton.language as tl
 
-from octavo.backends.common.kernels.numeric import dot, dot_int8
+from octavo.backends.common.kernels.numeric import dot_float8, dot_int8
 from octavo.backends.common.kernels.product import finish, load_tile
 
 
@@ -25,12 +25,12 @@ def native(codes, ENCODING: tl.constexpr):
 
 
 @triton.jit
-def add_scaled(acc, total, left, right, x_M, w_N, SWAP: tl.constexpr):
+def add_scaled(acc, total, left, right, x_M, w_N, PROMOTE: tl.constexpr, SWAP: tl.constexpr):
     """acc + (left @ right) · scales; left and right of one group each."""
     if left.dtype == tl.int8:
         part = dot_int8(left, right, tl.zeros_like(total)).to(tl.float32)
     else:
-        part = dot(left, right, tl.zeros_like(acc))
+        part = dot_float8(left, right, tl.zeros_like(acc), PROMOTE)
     # One factor after the other: no tile of their products takes registers.
     if SWAP:
         return acc + (part * w_N[:, None]) * x_M[None, :]
@@ -49,7 +49,7 @@ def scaled_tile(
     """One tile of out, whole, read through pointers: as `plain_tile`.
 
     X_GROUP, W_GROUP: columns that share a scale, multiples of BLOCK_K; 0: all. X_ENCODING: see `native`.
-    PROMOTE: a running sum of 8-bit floats loses bits in the chip: each BLOCK_K columns are summed from zero.
+    PROMOTE: columns of 8-bit floats that the chip may sum up by itself; 0: all.
     """
     cols = first_n + tl.arange(0, BLOCK_N)
     row_ok, col_ok = rows < last_row, cols < N
@@ -63,13 +63,11 @@ def scaled_tile(
         if X_GROUP > 0 or W_GROUP > 0:
             x_M = tl.load(x_at + (first // X_GROUP if X_GROUP > 0 else 0), mask=row_ok, other=0.0)
             w_N = tl.load(w_at + (first // W_GROUP if W_GROUP > 0 else 0) * stride_scales, mask=col_ok, other=0.0)
-            acc = add_scaled(acc, total, left, right, x_M, w_N, SWAP)
+            acc = add_scaled(acc, total, left, right, x_M, w_N, PROMOTE, SWAP)
         elif left.dtype == tl.int8:
             total = dot_int8(left, right, total)
-        elif PROMOTE:
-            acc += dot(left, right, tl.zeros_like(acc))
         else:
-            acc = dot(left, right, acc)
+            acc = dot_float8(left, right, acc, PROMOTE)
     acc += total.to(tl.float32)
     acc_MN = tl.trans(acc) if SWAP else acc
     if X_GROUP == 0 and W_GROUP == 0:

@@ -3,15 +3,16 @@
     gemm_codes    x @ codes        codes widened in registers, from where wgmma takes them: common/kernels/codes.py
     gemm_scaled   codes @ codes    int8 or fp8 on both sides, on the tensor cores as they lie, fed as in kernels/gemm.py
 
-8-bit floats: wgmma keeps some 14 bits of a running sum, so each BLOCK_K columns are summed from zero and then added in
-fp32. Integers add up in int32, exactly.
+8-bit floats: wgmma keeps some 14 bits of a running sum, so that PROMOTE columns are summed from zero and then added in
+fp32: 32 (one wgmma) lose nothing that 14 bits hold, 128 cost a quarter of the additions. Integers add up in int32,
+exactly.
 """
 
 import triton
 import triton.language as tl
 
 from octavo.backends.common.kernels.codes import codes_tile
-from octavo.backends.common.kernels.numeric import dot, dot_int8
+from octavo.backends.common.kernels.numeric import dot_float8, dot_int8
 from octavo.backends.common.kernels.product import finish, tile_at
 from octavo.backends.common.kernels.scaled import add_scaled
 
@@ -40,6 +41,7 @@ def gemm_scaled(
     stride_x_scales, stride_scales, stride_out, stride_residual,
     X_GROUP: tl.constexpr, W_GROUP: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SWAP: tl.constexpr,
+    PROMOTE: tl.constexpr,
 ):  # fmt: skip
     """out = epilogue(value(x) @ value(w).T); x and w described, both int8 or both fp8.
 
@@ -58,11 +60,11 @@ def gemm_scaled(
             if X_GROUP > 0 or W_GROUP > 0:
                 x_M = tl.load(x_at + (first // X_GROUP if X_GROUP > 0 else 0), mask=rows < M, other=0.0)
                 w_N = tl.load(w_at + (first // W_GROUP if W_GROUP > 0 else 0) * stride_scales, mask=cols < N, other=0.0)
-                acc = add_scaled(acc, total, left, right, x_M, w_N, SWAP)
+                acc = add_scaled(acc, total, left, right, x_M, w_N, PROMOTE, SWAP)
             elif left.dtype == tl.int8:
                 total = dot_int8(left, right, total)
             else:
-                acc += dot(left, right, tl.zeros_like(acc))
+                acc = dot_float8(left, right, acc, PROMOTE)
         acc += total.to(tl.float32)
         acc_MN = tl.trans(acc) if SWAP else acc
         if X_GROUP == 0 and W_GROUP == 0:

@@ -62,6 +62,7 @@ def grouped_scaled(
     stride_x, stride_w, stride_x_scales, stride_scales, stride_out,
     X_GROUP: tl.constexpr, W_GROUP: tl.constexpr, GATE: tl.constexpr, EVEN_K: tl.constexpr,
     E_PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
+    PROMOTE: tl.constexpr,
 ):  # fmt: skip
     """The same with codes on both sides."""
     starts, ends, last_tiles = tiles_of_experts(segment_start, E, BLOCK_M, E_PAD)
@@ -72,5 +73,5 @@ def grouped_scaled(
             x, of_expert(w, w_offsets, expert), x_scales, of_expert(scales, scale_offsets, expert), out, None, None,
             first + tl.arange(0, BLOCK_M), end, tile % num_n * BLOCK_N, N, K,
             stride_x, stride_w, stride_x_scales, stride_scales, stride_out, 0,
-            X_GROUP, W_GROUP, "", True, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
+            X_GROUP, W_GROUP, "", PROMOTE, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
         )  # fmt: skip

@@ -52,5 +52,5 @@ def gemm_scaled(
     scaled_tile(
         x, w, x_scales, scales, out, bias, residual, tile_m * BLOCK_M + tl.arange(0, BLOCK_M), M, tile_n * BLOCK_N,
         N, K, stride_x, stride_w, stride_x_scales, stride_scales, stride_out, stride_residual,
-        X_GROUP, W_GROUP, X_ENCODING, False, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
+        X_GROUP, W_GROUP, X_ENCODING, 0, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
     )  # fmt: skip

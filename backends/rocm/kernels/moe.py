@@ -80,5 +80,5 @@ def grouped_scaled(
             x, of_expert(w, w_offsets, expert), x_scales, of_expert(scales, scale_offsets, expert), out, None, None,
             first + tl.arange(0, BLOCK_M), end, tile % num_n * BLOCK_N, N, K,
             stride_x, stride_w, stride_x_scales, stride_scales, stride_out, 0,
-            X_GROUP, W_GROUP, X_ENCODING, False, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
+            X_GROUP, W_GROUP, X_ENCODING, 0, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
         )  # fmt: skip
