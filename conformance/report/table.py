@@ -2,6 +2,8 @@
 
 paged_attention   96  own          pass 96                    0.41 of its bound
 gemm             102  own          pass 100 · fail 2          inf   gemm.exact/float32-m17-n48-k100
+
+Of builds and measurements, which have no bounds, the last column holds the spread of their figures.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from octavo.conformance.report.figures import spread
 from octavo.conformance.report.json import Entry, Report
 
 REASONS_SHOWN = 12
@@ -23,6 +26,7 @@ class OpSummary:
         statuses, implementations: how many of each.
         worst: the largest share of a limit, and the case that has it; None without figures.
         plain: the largest error over a plain implementation's, where known.
+        figures: the spread of what builds or measurements gave.
     """
 
     op: str
@@ -31,6 +35,7 @@ class OpSummary:
     implementations: Mapping[str, int]
     worst: tuple[float, Entry] | None
     plain: float | None
+    figures: str = ""
 
 
 def by_op(entries: Iterable[Entry]) -> list[OpSummary]:
@@ -51,6 +56,7 @@ def _summary(op: str, entries: Sequence[Entry]) -> OpSummary:
         implementations=collections.Counter(entry.implementation for entry in entries if entry.implementation),
         worst=max(shares, key=lambda pair: pair[0], default=None),
         plain=max(plains, default=None),
+        figures=spread(entries),
     )
 
 
@@ -67,13 +73,19 @@ def number(value: float | None) -> str:
 def render(report: Report) -> str:
     """The table and the verdict, a few dozen lines."""
     summaries = by_op(report.cases)
-    rows = [("op", "cases", "runs on", "status", "worst share of its bound")]
-    for s in summaries:
-        worst = "-" if s.worst is None else f"{number(s.worst[0]):<7}{s.worst[1].id}"
-        rows.append((s.op, str(s.cases), _names(s.implementations), counted(s.statuses), worst))
+    title = "figures, from the least to the most" if any(s.figures for s in summaries) else "worst share of its bound"
+    rows = [("op", "cases", "runs on", "status", title)]
+    rows += [(s.op, str(s.cases), _names(s.implementations), counted(s.statuses), _last(s)) for s in summaries]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([*_head(report), "", *lines, "", *conclusion(report)])
+
+
+def _last(summary: OpSummary) -> str:
+    if summary.figures or summary.worst is None:
+        return summary.figures or "-"
+    share, entry = summary.worst
+    return f"{number(share):<8} {entry.id}"
 
 
 def _head(report: Report) -> list[str]:

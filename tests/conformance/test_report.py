@@ -6,6 +6,7 @@ import html.parser
 import importlib.resources
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from octavo.conformance.finding import Finding
 from octavo.conformance.gaps import load_gaps
 from octavo.conformance.harness.host import HostBackend
 from octavo.conformance.harness.result import CaseResult, Status
+from octavo.conformance.report import figures, matrix, table
 from octavo.conformance.report import html as page
 from octavo.conformance.report import json as file
-from octavo.conformance.report import matrix, table
 from octavo.conformance.session import Settings, conform, verdict
 from octavo.conformance.version import must_pass_hash
 from octavo.core.backend import API_VERSION, BackendInfo
@@ -194,6 +195,47 @@ def test_the_table_names_the_worst_case_of_each_op(report: file.Report) -> None:
     assert summary.worst is not None
     assert (summary.worst[0], summary.worst[1].id) == (0.9, "a/2")
     assert "rms_norm" in table.render(report)
+
+
+def test_a_share_of_any_length_stands_apart_from_its_case(report: file.Report) -> None:
+    long = msgspec.structs.replace(report, cases=[file.entry(result(name="a/1", share=0.00188123))])
+    assert "0.00188  a/1" in table.render(long)
+
+
+BUILT = {"registers": 40.0, "spill_bytes": 0.0, "loads_16": 6.0}
+
+
+def test_figures_of_builds_stand_in_page_and_table_in_place_of_shares(report: file.Report) -> None:
+    cases = [
+        file.entry(result(name="gemm.a/1", figures=BUILT)),
+        file.entry(result(name="gemm.b/1", figures=BUILT | {"registers": 168.0, "spill_bytes": 8.0})),
+        file.entry(result(name="rotary.a/1", op="rotary", figures={"us": 3.14159, "share_of_limit": 0.7})),
+    ]
+    built = msgspec.structs.replace(report, cases=cases)
+    lines = table.render(built).splitlines()
+    assert [line.split("  ")[-1] for line in lines if line.startswith(("op ", "gemm", "rotary"))] == [
+        "figures, from the least to the most",
+        "registers 40–168 · spilled bytes 0–8",
+        "µs 3.14 · share of limit 0.7",
+    ]
+    text = page.render(built)
+    assert [figures.columns(block.entries) for block in page.blocks(cases)] == [
+        {"registers": "registers", "spill_bytes": "spilled bytes", "loads_16": "loads 16"},
+        {"us": "µs", "share_of_limit": "share of limit"},
+    ]
+    assert re.findall(r'<td class="n">([^<]*)', text) == ["40", "0", "6", "168", "8", "6", "3.14", "0.7"]
+    assert "Closest to their bounds" not in text
+    assert "Closest to their bounds" in page.render(report)
+
+
+def test_a_case_without_a_figure_shows_none() -> None:
+    assert [figures.plain(x) for x in (None, 0.0, 0.00123, 101376.0, 1234.56)] == [
+        "-",
+        "0",
+        "0.00123",
+        "101376",
+        "1235",
+    ]
 
 
 class Links(html.parser.HTMLParser):
