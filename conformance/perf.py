@@ -11,7 +11,9 @@ Source of the share: Williams et al. 2009 (roofline).
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -64,19 +66,28 @@ class Limits:
         return max(cost.bytes / self.bytes_per_s, *(n / self.flops[operand] for operand, n in cost.flops.items()), 0.0)
 
 
-def time_all(backend: DeviceBackend, only: str | None, *, on_result: Progress | None = None) -> list[CaseResult]:
-    """Time what `only` (an op, a name or a prefix) leaves. Raises ConfigError when that is nothing."""
+def time_all(
+    backend: DeviceBackend, only: str | None, *, budget_s: float = math.inf, on_result: Progress | None = None
+) -> tuple[list[CaseResult], list[str]]:
+    """Time what `only` (an op, a name or a prefix) leaves: results, and the names that there was no time for.
+
+    Raises:
+        ConfigError: nothing is left.
+    """
+    deadline = time.monotonic() + budget_s
     every = workloads(activation_dtype(backend), FP8[backend.capabilities.fp8])
     chosen = [w for w in every if only is None or w.op == only or _name(w).startswith(only)]
     if not chosen:
         raise ConfigError(f"no workload fits {only}", field="only")
     limits = measured_limits(backend)
-    results = []
+    results: list[CaseResult] = []
     for workload in chosen:
+        if time.monotonic() >= deadline:
+            break
         results.append(_result(backend, workload, limits))
         if on_result is not None:
             on_result(results[-1], len(results), len(chosen))
-    return results
+    return results, [_name(workload) for workload in chosen[len(results) :]]
 
 
 def activation_dtype(backend: DeviceBackend) -> torch.dtype:

@@ -96,7 +96,7 @@ class Settings:
 def selected(settings: Settings) -> list[Case]:
     """The cases of the settings. Raises ConfigError when there are none."""
     only = settings.only
-    op, name = (only, None) if only in (*OP_NAMES, *LEVELS) else (None, only)
+    op, name = (only, None) if only in (*OP_NAMES, COMMUNICATOR, *LEVELS) else (None, only)
     cases = suite.select(settings.profile_name, op=op, name=name)
     if settings.timeout_s is None:
         return cases
@@ -180,6 +180,7 @@ def conform(settings: Settings, progress: Progress | None = None) -> Report:
 def _conform_uncased(settings: Settings, progress: Progress | None) -> Report:
     """A profile without cases: what the backend's compiler makes, or how fast its device is."""
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+    not_run: list[str] = []
     if settings.profile_name == "compile":
         info = BackendRegistry.discover().info(settings.backend)
         results = builds.build_all(info.name, settings.target, settings.only, jobs=settings.jobs, on_result=progress)
@@ -188,11 +189,12 @@ def _conform_uncased(settings: Settings, progress: Progress | None) -> Report:
         info = backend_info(settings.backend)
         with closing(make_backend(BackendChoice(name=info.name, options=settings.options))) as backend:
             facts = Facts.of(backend.capabilities)
-            results = perf.time_all(backend, settings.only, on_result=progress)
+            budget_s = math.inf if settings.budget_s is None else settings.budget_s
+            results, not_run = perf.time_all(backend, settings.only, budget_s=budget_s, on_result=progress)
     is_built = settings.profile_name == "compile"
     run = _run(settings, info, facts, started, time.monotonic() - clock, isolated=is_built, ranks=1)
     no_claim = NOTHING_RAN if is_built else perf.fault_of(settings.beside, run)
-    return _report(run, settings, results, {}, no_claim=no_claim)
+    return _report(run, settings, results, {}, no_claim=no_claim, not_run=not_run)
 
 
 def refuse_engine_without_registry(profile: str, backend: str) -> None:

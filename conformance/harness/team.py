@@ -26,6 +26,9 @@ from octavo.conformance.gaps import Gap
 from octavo.conformance.harness.result import CaseResult
 from octavo.conformance.harness.worker import Runner, left_out
 
+OVERTIME_S = 10.0
+"""What cases under way at the deadline have to end; then they count as not run."""
+
 SIZES = ("tiny", "smoke", "tiny-full")
 """Profiles of small cases, the smallest first; what is in none of them comes last."""
 
@@ -70,11 +73,12 @@ def run_together(
         return runner.run(case, seed, (gaps or {}).get(case.name))
 
     results = {}
-    ended = itertools.chain(
-        _side_by_side(runners, Lines(shared, deadline), run) if shared else (),
-        (run(first, case) for case in alone if time.monotonic() < deadline),
-    )
-    for result in ended:
+    for result in itertools.chain(
+        _side_by_side(runners, Lines(shared, deadline), run, deadline) if shared else (),
+        (run(first, case) for case in alone)
+        if deadline == math.inf
+        else _side_by_side([first], Lines(alone, deadline), run, deadline),
+    ):
         results[result.name] = result
         if on_result is not None:
             on_result(result)
@@ -122,9 +126,9 @@ class Lines:
 
 
 def _side_by_side(
-    runners: Sequence[Runner], lines: Lines, run: Callable[[Runner, Case], CaseResult]
+    runners: Sequence[Runner], lines: Lines, run: Callable[[Runner, Case], CaseResult], deadline: float
 ) -> Iterator[CaseResult]:
-    """A result per case, as they end. Raises what a thread raised."""
+    """A result per case, as they end, soon after the deadline at the latest. Raises what a thread raised."""
     ended: queue.SimpleQueue[CaseResult | BaseException | None] = queue.SimpleQueue()
 
     def work(number: int, runner: Runner) -> None:
@@ -142,7 +146,11 @@ def _side_by_side(
     working = len(threads)
     try:
         while working:
-            answer = ended.get()
+            left = None if deadline == math.inf else max(deadline + OVERTIME_S - time.monotonic(), 0.0)
+            try:
+                answer = ended.get(timeout=left)
+            except queue.Empty:
+                return
             if isinstance(answer, BaseException):
                 raise answer
             if answer is None:

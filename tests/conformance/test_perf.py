@@ -24,7 +24,7 @@ def test_the_limit_that_binds_sets_the_least_time() -> None:
 
 def test_a_workload_is_timed_against_the_devices_own_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perf, "measured_limits", lambda _: Limits(1e9, {"float32": 1e10}))
-    (result,) = perf.time_all(HostBackend(), "perf.act_mul/silu-m64")
+    (result,), _ = perf.time_all(HostBackend(), "perf.act_mul/silu-m64")
     assert result.status is Status.PASS
     figures = result.figures
     moved = 64 * 3 * 14336 * 4
@@ -34,7 +34,7 @@ def test_a_workload_is_timed_against_the_devices_own_limits(monkeypatch: pytest.
 
 def test_a_fallback_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perf, "measured_limits", lambda _: Limits(1e9, {"float32": 1e10}))
-    (result,) = perf.time_all(HostBackend(NoOps()), "perf.act_mul/silu-m64")
+    (result,), _ = perf.time_all(HostBackend(NoOps()), "perf.act_mul/silu-m64")
     assert (result.status, result.implementation, result.figures) == (Status.FALLBACK, "fallback", {})
 
 
@@ -62,3 +62,9 @@ def test_only_a_core_pass_of_the_same_plug_in_and_device_vouches(core: Report) -
     assert "another plug-in or commit" in perf.fault_of(core, msgspec.structs.replace(run, plug_in=plug_in))
     device = msgspec.structs.replace(run.device, name="another")
     assert "another device" in perf.fault_of(core, msgspec.structs.replace(run, device=device))
+
+
+def test_a_budget_that_is_spent_times_nothing_and_names_everything() -> None:
+    results, not_run = perf.time_all(HostBackend(), "act_mul", budget_s=0.0)
+    assert results == []
+    assert "perf.act_mul/silu-m64" in not_run

@@ -107,6 +107,19 @@ def test_a_deadline_that_has_passed_runs_nothing_and_names_everything() -> None:
         assert (shared.results, shared.not_run) == ([], [case.name for case in cases])
 
 
+def test_a_case_under_way_at_the_deadline_counts_as_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.conformance.harness.team.OVERTIME_S", 0.5)
+    cases = families(MODULES)
+    hang = Case(**{n: getattr(cases["behaviour/hang"], n) for n in Case.__dataclass_fields__} | {"timeout_s": 300.0})
+    pool = WorkerPool(BackendChoice(name="reference", families=MODULES))
+    try:
+        shared = run_together([pool], [cases["behaviour/well"], hang], 1, deadline=time.monotonic() + 3.0)
+    finally:
+        pool.close()
+    assert [result.name for result in shared.results] == ["behaviour/well"]
+    assert shared.not_run == ["behaviour/hang"]
+
+
 def test_a_deadline_has_the_small_cases_run_first() -> None:
     log: list[tuple[float, float, str, int]] = []
     cases = select("core", op="rms_norm")
