@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from octavo.core.backend.builds import BuildResult, KernelBuild
     from octavo.core.backend.comm import Communicator, SingleRank
     from octavo.core.backend.device import (
         Capabilities,
@@ -56,9 +57,11 @@ if TYPE_CHECKING:
         Unsupported,
         WeightSpec,
     )
+    from octavo.core.backend.workloads import Cost, Prepared, Tensors, Workload
     from octavo.core.base.errors import BackendUnavailable, OctavoError, RankLost, UnsupportedOp
 
 _PUBLIC = {
+    "builds": ("BuildResult", "KernelBuild"),
     "comm": ("Communicator", "SingleRank"),
     "device": (
         "Capabilities",
@@ -93,6 +96,7 @@ _PUBLIC = {
         "Unsupported",
         "WeightSpec",
     ),
+    "workloads": ("Cost", "Prepared", "Tensors", "Workload"),
 }
 _ERRORS = ("BackendUnavailable", "OctavoError", "RankLost", "UnsupportedOp")
 """What the contract asks a backend to raise."""
@@ -112,9 +116,11 @@ __all__ = [
     "BackendInfo",
     "BackendRegistry",
     "BackendUnavailable",
+    "BuildResult",
     "CacheSpec",
     "Capabilities",
     "Communicator",
+    "Cost",
     "DeviceBackend",
     "Epilogue",
     "Event",
@@ -126,6 +132,7 @@ __all__ = [
     "KVCacheSpec",
     "KVLayout",
     "KVPool",
+    "KernelBuild",
     "LoraSpec",
     "MemoryInfo",
     "NormPrologue",
@@ -138,6 +145,7 @@ __all__ = [
     "PackedWeight",
     "PlainProgram",
     "PlainWeight",
+    "Prepared",
     "Program",
     "QuantFormat",
     "QuantScheme",
@@ -151,9 +159,11 @@ __all__ = [
     "StepBuffers",
     "StepFunction",
     "StepPlan",
+    "Tensors",
     "Unsupported",
     "UnsupportedOp",
     "WeightSpec",
+    "Workload",
     "hookimpl",
     "output_shapes",
     "torch_kv_view",
