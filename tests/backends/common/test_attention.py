@@ -270,6 +270,12 @@ def test_what_is_refused_raises_as_well(gpu: Gpu) -> None:
         attend(gpu, replace(batch, q_THD=batch.q_THD.double()))
 
 
+def test_splits_end_where_tiles_of_keys_end(gpu: Gpu) -> None:
+    """Else a tile would belong to two splits, and its keys would count twice."""
+    entries = gpu.tuning.by_kernel["attention-split"]
+    assert [entry.tile for entry in entries if entry.tile["SPLIT"] % entry.tile["BLOCK_N"]] == []
+
+
 def test_a_head_is_covered_by_powers_of_two() -> None:
     widths = {
         32: (32, 0),
