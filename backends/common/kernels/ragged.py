@@ -6,8 +6,9 @@
 
 Request b's tiles are numbered from query_start_loc[b] // TOKENS + b: enough room for all of them whatever the lengths,
 found without a prefix sum. A grid of T // TOKENS + B tiles depends on padded shapes alone, so a captured graph may keep
-it; tiles without queries leave at once. Source: the Q blocks of "The Anatomy of a Triton Attention Kernel", 2025; the
-request is found by one wide load and a sum here, which costs one trip to memory where a binary search costs log2(B).
+it; tiles without queries leave at once. Tiles of one token (as many heads as rows) need no room: tile t is token t.
+Source: the Q blocks of "The Anatomy of a Triton Attention Kernel", 2025; the request is found by one wide load and a
+sum here, which costs one trip to memory where a binary search costs log2(B).
 """
 
 import triton
@@ -22,11 +23,12 @@ REQUESTS = tl.constexpr(256)
 @triton.jit
 def find_request(tile, query_start_loc, num_requests, TOKENS: tl.constexpr):
     """The request of a tile of the ragged grid."""
+    ROOM: tl.constexpr = 1 if TOKENS > 1 else 0
     request = -1
     for base in range(0, num_requests, REQUESTS):
         b = base + tl.arange(0, REQUESTS)
         start = tl.load(query_start_loc + b, mask=b < num_requests, other=0)
-        request += tl.sum(((start // TOKENS + b <= tile) & (b < num_requests)).to(tl.int32), 0)
+        request += tl.sum(((start // TOKENS + b * ROOM <= tile) & (b < num_requests)).to(tl.int32), 0)
     return request
 
 
@@ -38,10 +40,11 @@ def query_tile(tile, query_start_loc, kv_lengths, num_requests, TOKENS: tl.const
     Returns request, first row among T, number of rows (0 or less: leave), position of the first row, base of the
     request's keys among contiguous ones (0 when PAGED), its KV length.
     """
+    ROOM: tl.constexpr = 1 if TOKENS > 1 else 0
     request = find_request(tile, query_start_loc, num_requests, TOKENS)
     start = tl.load(query_start_loc + request)
     end = tl.load(query_start_loc + request + 1)
-    first_row = start + (tile - (start // TOKENS + request)) * TOKENS
+    first_row = start + (tile - (start // TOKENS + request * ROOM)) * TOKENS
     if PAGED:
         base = 0
         length = tl.load(kv_lengths + request)
@@ -103,6 +106,25 @@ def locate(keys_N, is_read_N, table_row, base, BLOCK_SIZE: tl.constexpr):
         else:
             block_N = tl.load(table_row + column_N, mask=is_read_N, other=0).to(tl.int64)
     return block_N, slot_N.to(tl.int64)
+
+
+@triton.jit
+def locate_tile(x, at, stop, table_row, x_n, x_s, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where the keys at .. at + BLOCK_N of paged x are: a pointer, their offsets from it, and which may be read (those
+    before `stop`; `at` is one of them, and a multiple of BLOCK_N).
+
+    A page that holds whole tiles needs one entry of the table, and addresses that differ by constants.
+    """
+    keys_N = at + tl.arange(0, BLOCK_N)
+    is_read_N = keys_N < stop
+    if BLOCK_SIZE % BLOCK_N == 0:
+        block = tl.load(table_row + at // BLOCK_SIZE).to(tl.int64)
+        x += block * x_n + tl.cast(at % BLOCK_SIZE, tl.int64) * x_s
+        at_N = tl.arange(0, BLOCK_N).to(tl.int64) * x_s
+    else:
+        block_N, slot_N = locate(keys_N, is_read_N, table_row, 0, BLOCK_SIZE)
+        at_N = block_N * x_n + slot_N * x_s
+    return x, at_N, is_read_N
 
 
 @triton.jit
