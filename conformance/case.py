@@ -26,6 +26,9 @@ Requirement = Callable[[Facts], str | None]
 LEVEL_NAMES = ("model", "engine")
 """What stands for the op in cases above the ops (levels/), which have no spec."""
 
+COMMUNICATOR = "communicator"
+"""What stands for the op in cases of collectives: the backend's communicator, which nothing can stand in for."""
+
 LANES = ("exact", "probe", "statistical", "distribution")
 _NAME = re.compile(r"[a-z0-9_.]+/[A-Za-z0-9_.+-]+")
 
@@ -41,8 +44,8 @@ class Case:
 
     Attributes:
         name: unique, stable, "family/point".
-        op: of the contract; the one whose implementation is reported. Above the ops: the level.
-        spec: what `supports()` is asked; a KV layout in it is replaced by the backend's own. None above the ops.
+        op: of the contract; the one whose implementation is reported. COMMUNICATOR or the level, where no op is.
+        spec: what `supports()` is asked; a KV layout in it is replaced by the backend's own. None where no op is.
         axes: grid axis -> value, for the report's matrix.
         lanes: that `check` reports on.
         build: draws the trial; pure in its Draw.
@@ -70,7 +73,7 @@ class Case:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"case name {self.name!r} must match {_NAME.pattern}")
-        if self.op not in (LEVEL_NAMES if self.spec is None else OP_NAMES):
+        if self.op not in ((*LEVEL_NAMES, COMMUNICATOR) if self.spec is None else OP_NAMES):
             raise ValueError(f"case {self.name}: {self.op!r} is no op of the contract, or is no level and has no spec")
         if not self.lanes or not set(self.lanes) <= set(LANES):
             raise ValueError(f"case {self.name}: lanes {self.lanes} must be some of {LANES}")

@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from octavo.conformance import builds, perf, suite
-from octavo.conformance.case import Case, always
+from octavo.conformance.case import COMMUNICATOR, Case, always
 from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import Gap, load_gaps
 from octavo.conformance.harness.result import CaseResult, Status

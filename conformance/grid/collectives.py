@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.conformance.case import Case, all_of, computes_in, forms_groups_of
+from octavo.conformance.case import COMMUNICATOR, Case, all_of, computes_in, forms_groups_of
 from octavo.conformance.draw import Draw
 from octavo.conformance.facts import dtype_name
 from octavo.conformance.finding import Finding
@@ -28,7 +28,6 @@ from octavo.conformance.grid.all_reduce_norm import DTYPES, FEWER, GROUP_TIMEOUT
 from octavo.conformance.harness.bench import Bench
 from octavo.conformance.lanes.exact import OUTPUT_BITS, exact
 from octavo.conformance.trial import Outputs, Trial, given, row_strides, updated, wanted
-from octavo.core.backend import RowSpec
 
 LATE_S = 0.1
 """How long the late rank lets the others wait at a barrier."""
@@ -68,8 +67,8 @@ def cases() -> Iterable[Case]:
     for point in (*_alone(), *_groups()):
         yield Case(
             name=point.name,
-            op="all_reduce_norm",
-            spec=RowSpec(point.width, point.dtype),
+            op=COMMUNICATOR,
+            spec=None,
             axes={
                 "dtype": dtype_name(point.dtype),
                 "width": str(point.width),

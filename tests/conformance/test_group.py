@@ -16,7 +16,7 @@ from octavo.conformance.harness.host import HostBackend
 from octavo.conformance.harness.judge import judge
 from octavo.conformance.harness.result import CaseResult, Status
 from octavo.conformance.harness.worker import BackendChoice, InProcess, WorkerPool, run_cases
-from octavo.conformance.session import Settings, conform
+from octavo.conformance.session import Settings, conform, selected
 from octavo.conformance.suite import families, select
 from octavo.conformance.verify import verify
 
@@ -163,6 +163,19 @@ def test_every_world_has_every_collective_in_dist_and_none_is_asked_of_a_device_
     groups = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier", "all_reduce_norm"}
     assert families_of == {1: {"all_reduce_norm", "collectives"}, 2: groups, 4: groups, 8: groups}
     assert all(case.world == 1 for case in select("core"))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_collective_is_the_communicators_whatever_ops_there_are(strict: bool) -> None:
+    """No op is called, so none can have run on the reference."""
+    result = judge(families()["collectives/float32-5x577"], HostBackend(object()), seed=1, strict=strict)
+    assert (result.status, result.implementation, result.ops) == (Status.PASS, "own", [])
+
+
+def test_cases_of_collectives_are_chosen_by_the_communicators_name() -> None:
+    chosen = selected(Settings(backend="reference", only="communicator"))
+    assert {case.family for case in chosen} >= {"collectives", "all_reduce", "barrier"}
+    assert all(case.op == "communicator" for case in chosen)
 
 
 def test_a_meeting_point_is_given_to_one_group_at_a_time() -> None:
