@@ -93,7 +93,7 @@ class LoraOps:
         parts = shrink.tile["PARTS"]
         table = self._tables.of(lines)
         (h,) = self._workspace.take(((parts, tokens, rank), torch.float32))
-        aligned = all(number % 16 == 0 for line in lines for number in (line[0], line[1], line[3], line[4]))
+        aligned = all(_is_aligned(line) for line in lines)
         self._gpu.launch(
             kernels.lora_shrink, (-(-tokens // shrink.tile["ROWS"]), len(a), parts), x_TK, adapter_T, table, h, tokens,
             depth, x_TK.stride(0), h.stride(0), ALIGNED=aligned, RANK=rank, **shrink.constants,
@@ -120,6 +120,11 @@ def lora_expand_cost(rows: int, width: int, rank: int, adapters: int, operand: s
 
 def _line(a_RK: torch.Tensor, b_NR: torch.Tensor) -> Line:
     return a_RK.data_ptr(), b_NR.data_ptr(), a_RK.shape[0], a_RK.stride(0), b_NR.stride(0)
+
+
+def _is_aligned(line: Line) -> bool:
+    """Whether its matrices may be read 16 bytes at a time."""
+    return line[0] % 16 == line[1] % 16 == 0 and all(number % 8 == 0 for number in line[2:])
 
 
 def _name(dtype: torch.dtype) -> str:

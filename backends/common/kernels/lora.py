@@ -32,14 +32,18 @@ def _own_rows(adapters, first, num_rows, adapter, ROWS: tl.constexpr):
 
 @triton.jit
 def _matrix(table, adapter, which: tl.constexpr, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    """The address and the row stride of an adapter's A (0) or B (1)."""
+    """An adapter's A (0) or B (1): its address, the stride of its rows, and the adapter's rank.
+
+    ALIGNED: the address is a multiple of 16 bytes, both numbers are of 8, so that loads may be as wide.
+    """
     line = table + adapter * _LINE
     address = tl.load(line + which).to(tl.pointer_type(dtype))
+    rank = tl.load(line + 2)
     stride = tl.load(line + 3 + which)
     if ALIGNED:
-        address = tl.multiple_of(address, 16)
-        stride = tl.multiple_of(stride, 16)
-    return address, stride
+        return tl.multiple_of(address, 16), tl.multiple_of(stride, 8), tl.multiple_of(rank, 8)
+    else:
+        return address, stride, rank
 
 
 @triton.jit
@@ -51,8 +55,7 @@ def lora_shrink(
     adapter, part = tl.program_id(1), tl.program_id(2)
     rows, is_own = _own_rows(adapters, tl.program_id(0) * ROWS, num_rows, adapter, ROWS)
     if tl.max(is_own.to(tl.int32), axis=0) > 0:
-        a, a_stride = _matrix(table, adapter, 0, x.dtype.element_ty, ALIGNED)
-        rank = tl.load(table + adapter * _LINE + 2)
+        a, a_stride, rank = _matrix(table, adapter, 0, x.dtype.element_ty, ALIGNED)
         ranks = tl.arange(0, RANK)
         lanes = tl.arange(0, DEPTH)
         x_rows = x + rows.to(tl.int64)[:, None] * x_stride
@@ -92,8 +95,7 @@ def lora_expand(
     adapter = tl.program_id(2)
     rows, is_own = _own_rows(adapters, tl.program_id(0) * ROWS, num_rows, adapter, ROWS)
     if tl.max(is_own.to(tl.int32), axis=0) > 0:
-        b, b_stride = _matrix(table, adapter, 1, out.dtype.element_ty, ALIGNED)
-        rank = tl.load(table + adapter * _LINE + 2)
+        b, b_stride, rank = _matrix(table, adapter, 1, out.dtype.element_ty, ALIGNED)
         ranks = tl.arange(0, RANK)
         h_at = h + rows.to(tl.int64)[:, None] * RANK + ranks[None, :]
         h_tile = tl.zeros((ROWS, RANK), tl.float32)
