@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from octavo.conformance import command
 from octavo.conformance.harness.host import HostBackend
 from octavo.conformance.harness.worker import BackendChoice
 from octavo.conformance.mutants.gate import Verdict
@@ -111,6 +112,38 @@ def test_a_disk_that_fills_leaves_the_old_report(
     assert conform(*QUICK, "--only", CASE, "--json", str(data)) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert data.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_of_two_runs_that_write_one_report_one_is_there_whole(tmp_path: Path) -> None:
+    data = tmp_path / "report.json"
+    words = [sys.executable, "-m", "octavo.core.cli.main", "conform", *QUICK[:3], "--json", str(data)]
+    runs = [
+        subprocess.Popen([*words, "--seed", seed, "--only", CASE], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for seed in ("1", "2")
+    ]
+    assert [(run.communicate()[1], run.returncode) for run in runs] == [(b"", 0)] * 2
+    assert json.loads(data.read_text())["run"]["seed"] in (1, 2)
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_report_is_written_beside_one_that_another_run_is_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other replaces the report between this one's two steps: neither takes the other's half file."""
+    data = tmp_path / "report.json"
+    write_bytes = Path.write_bytes
+
+    def other_first(path: Path, content: bytes) -> int:
+        monkeypatch.setattr(Path, "write_bytes", write_bytes)
+        written = write_bytes(path, content)
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        command._write(str(data), b"other")
+        return written
+
+    monkeypatch.setattr(Path, "write_bytes", other_first)
+    command._write(str(data), b"this")
+    assert data.read_bytes() == b"this"
     assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
 
 

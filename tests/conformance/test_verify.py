@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -90,6 +91,42 @@ def test_a_verdict_that_its_own_cases_contradict_is_found(report: file.Report) -
 def test_a_report_of_another_suite_is_refused(report: file.Report, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         verify(with_run(report, **changes), 1.0, in_process=True)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: b"",
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole + b"}",
+        lambda whole: bytes(range(256)) * 4,
+        lambda whole: b"\xff\xfe" + whole,
+        lambda whole: b"[" * 100_000,
+        lambda whole: b'{"schema_version": 1e999}',
+    ],
+    ids=[
+        "empty",
+        "truncated",
+        "more behind it",
+        "binary",
+        "a mark before it",
+        "nested deep",
+        "a version beyond numbers",
+    ],
+)
+def test_a_file_that_is_no_whole_report_is_refused_in_one_line(
+    damage: Callable[[bytes], bytes], report: file.Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(damage(file.encode(report)))
+    assert main(["conform", "verify", str(path)]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"{path} is no report of `octavo conform --json`" in line
+
+
+def test_a_directory_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conform", "verify", str(tmp_path)]) == 2
+    assert "can't be read" in capsys.readouterr().err
 
 
 def test_from_the_command_line(report: file.Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
