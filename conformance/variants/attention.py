@@ -6,14 +6,15 @@ Scheme ── block     keys per step
        ├─ rounds_p  probabilities are rounded to q's dtype before the second product, or stay fp32
        ├─ dims      elements of a head that are multiplied at a time; 0: all
        ├─ base_2    powers of 2 instead of e, log₂e folded into the scale: one rounding elsewhere
-       └─ scales_q  in fp32, before the product instead of after it
+       ├─ scales_q  in fp32, before the product instead of after it
+       └─ rounds_q  the scaled q to q's dtype: no honest variant, since the bounds assume that it stays fp32
 
 Latent attention (mla_attention) is the same with one key head, whose values are the first elements of its keys.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -39,6 +40,7 @@ class Scheme:
     dims: int = 0
     base_2: bool = False
     scales_q: bool = False
+    rounds_q: bool = False
 
     def exp(self, x: torch.Tensor) -> torch.Tensor:
         """Of scores as this scheme keeps them."""
@@ -176,6 +178,9 @@ def attend(
     k_HLD = k_LKD.repeat_interleave(group, dim=1).transpose(0, 1)
     v_HLD = v_LKD.repeat_interleave(group, dim=1).transpose(0, 1)
     q_HQD = q_QHD.float().transpose(0, 1)
+    if scheme.rounds_q:
+        q_HQD = (q_HQD * rule.softmax_scale).to(q_QHD.dtype).float()
+        rule = replace(rule, softmax_scale=1.0)
     rows_Q = torch.arange(first_row, first_row + num_rows)
     starts = _ordered(list(range(0, k_LKD.shape[0], scheme.block)), scheme)
     parts = []

@@ -16,6 +16,7 @@ from octavo.conformance import command, suite
 from octavo.conformance.draw import Draw
 from octavo.conformance.harness.host import HostBackend
 from octavo.conformance.harness.judge import judge
+from octavo.conformance.harness.result import Status
 from octavo.conformance.trial import Trial
 from octavo.conformance.variants import attention, gate, product
 from octavo.conformance.variants.base import Variant
@@ -136,6 +137,20 @@ def test_an_accumulator_that_is_not_declared_raises_an_alarm() -> None:
     (honest,) = [v for v in VARIANTS if v.name == "gemm-fp22"]
     silent = Variant("silent", "fp22, declared as fp32", honest.concerns, honest.ops)
     assert try_variant(silent, 100, "tiny", only="gemm").alarms
+
+
+def test_queries_rounded_after_scaling_are_found_unless_the_scale_is_a_power_of_two() -> None:
+    """Scaled in fp32 they are honest; in 16 bits scores are off by more than a score in fp32 may be."""
+    names = {80: "prefill.3-bfloat16-h5k1d80-full-w129-lse", 64: "plain.37-bfloat16-h4k2d64-lse"}
+    statuses = {}
+    for head_dim, name in names.items():
+        case = suite.families()[f"attention.statistical/{name}"]
+        for is_rounded in (False, True):
+            op = attention.attention_with(attention.Scheme(scales_q=not is_rounded, rounds_q=is_rounded))
+            backend = Variant("q", "q scaled beforehand", ("attention",), {"attention": op}).make()
+            statuses[head_dim, is_rounded] = judge(case, backend, SEED).status
+    assert statuses.pop((80, True)) is Status.FAIL
+    assert set(statuses.values()) == {Status.PASS}
 
 
 def test_rounding_to_tf32_is_to_nearest_even() -> None:
