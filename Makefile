@@ -11,6 +11,7 @@ TESTS    ?= tests
 JOBS     ?=
 BACKEND  ?= cpu
 PROFILE  ?= core
+GPU_CHECK ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c requirements/cpu.lock $(PIP_ARGS)
@@ -21,10 +22,11 @@ SOURCES := pyproject.toml setup.py requirements/cpu.lock backends/cpu/native_bui
 
 export MODEL PROMPT # so that the shell, not make, quotes them
 .DEFAULT_GOAL := help
-.PHONY: help run test nightly parity conform lint bench wheel clean
+.PHONY: help run test nightly parity conform conform-tiny conform-interpret kernels kernels-write gpu-check gpu-wheels \
+  lint bench wheel clean
 
 help: ## list the verbs
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
 run: $(VENV)/.octavo-run ## set everything up and answer PROMPT with MODEL, streaming, on the CPU
 	$(BIN)/octavo run "$$MODEL" "$$PROMPT"
@@ -41,6 +43,27 @@ parity: $(VENV)/.octavo-dev ## compare 40 prompts of each demo model with Huggin
 conform: $(VENV)/.octavo-run ## are BACKEND's numbers right? Profile PROFILE; reports go to build/
 	$(BIN)/octavo conform --backend $(BACKEND) --profile $(PROFILE) \
 	  --json build/conform-$(BACKEND).json --html build/conform-$(BACKEND).html
+
+conform-tiny: $(VENV)/.octavo-dev ## are the GPU kernels' numbers right, interpreted, at the smallest shapes? Minutes
+	PYTHONPATH=src:. $(BIN)/python tests/interpret.py tiny
+
+conform-interpret: $(VENV)/.octavo-dev ## the same with core's parameters; up to an hour a backend, rewrites docs/reports
+	PYTHONPATH=src:. $(BIN)/python tests/interpret.py tiny-full --write
+
+kernels: $(VENV)/.octavo-dev ## build every GPU kernel ahead of time and compare it with the committed figures
+	PYTHONPATH=src $(BIN)/python tests/kernels.py
+
+kernels-write: $(VENV)/.octavo-dev ## the same, and write the figures and docs/kernels.md
+	PYTHONPATH=src $(BIN)/python tests/kernels.py --write
+
+gpu-check: ## on a machine with a GPU, with its own python: everything that a device alone can settle, in 8 minutes
+	$(PYTHON) tests/gpu/check.py --backend $(BACKEND) $(GPU_CHECK)
+
+gpu-wheels: $(BIN)/python ## the modules that such a machine may lack, for every Python, into build/wheels
+	for minor in 11 12 13 14; do $(BIN)/python -m pip download --disable-pip-version-check -q --no-deps \
+	  --only-binary=:all: --python-version 3.$$minor --platform manylinux2014_x86_64 -d build/wheels \
+	  "msgspec>=0.19" "xxhash>=3.4" || true; done
+	@ls build/wheels
 
 lint: $(VENV)/.octavo-dev ## style, types and import contracts
 	$(BIN)/ruff check .
