@@ -6,7 +6,7 @@
     int8 + zero points; Q5_1, Q5_K  int8      K codes                         scales, offsets
     int4; Q4_0                      int4      nibbles code + 8                scales
     int4 + zero points; Q4_1, Q4_K  uint4     nibbles code                    scales, offsets
-    mxfp4                           e2m1      nibbles code                    scales / 2
+    mxfp4                           e2m1      nibbles code                    scales
     fp8                             fp8       K numbers of the chip's fp8     scales
 
 value = code * scale - offset. Scales are fp32, one a row and group, whatever blocks they came in: G is ceil(K / group),

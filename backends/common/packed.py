@@ -115,7 +115,7 @@ class GpuWeight:
             codes, factor = self._repack_fp8(part.scheme.format, part.codes_NK.to(device))
             return _Codes(codes, _by_row(part, part.scales.to(device)) * factor)
         if self.form.name == "e2m1":
-            return _Codes(self._nibbles(part.codes_NK.to(device)), _by_row(part, part.scales.to(device)) / 2)
+            return _Codes(self._nibbles(part.codes_NK.to(device)), _by_row(part, part.scales.to(device)))
         return self._affine(part)
 
     def _affine(self, part: QuantizedTensor) -> _Codes:

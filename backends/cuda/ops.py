@@ -12,6 +12,7 @@ from octavo.backends.common.rows import RowOps
 from octavo.backends.common.sampling import SamplingOps
 from octavo.backends.cuda.attention import AttentionOps
 from octavo.backends.cuda.gemm import GemmOps
+from octavo.backends.cuda.mla import MlaOps
 from octavo.backends.cuda.moe import MoeOps
 
 
@@ -29,6 +30,7 @@ def make_ops(gpu: Gpu) -> OpGroups:
         ops=("write_kv", "rope_write_kv", "write_mla", "copy_blocks", "gather_blocks", "scatter_blocks"),
     )
     ops.take(AttentionOps(gpu), ops=("paged_attention", "attention", "merge_attention"), besides=("plan",))
+    ops.take(MlaOps(gpu), ops=("mla_attention",))
     ops.take(RoutingOps(gpu), ops=("moe_route",))
     ops.take(SamplingOps(gpu), ops=("sample",))
     ops.take(LoraOps(gpu), ops=("lora_gemm",))

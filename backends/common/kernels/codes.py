@@ -22,25 +22,23 @@ import triton.language as tl
 from octavo.backends.common.kernels.numeric import cast, dot
 from octavo.backends.common.kernels.product import finish, load_tile
 
-E2M1_TWICE = tl.constexpr(0xC8643210)
-"""2 · |value| of the codes 0..7 of MXFP4, a nibble each, the lowest first."""
-
-
 COMPUTE_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 """What COMPUTE may be, by torch's name for it. Never written to."""
 
 
 @triton.jit
-def nibble_value(codes, FORM: tl.constexpr):
-    """The numbers (fp32) of codes 0..15; those of e2m1 doubled, which its scales make up for."""
-    if FORM == "int4":
-        return (codes - 8).to(tl.float32)
-    elif FORM == "e2m1":
-        size = (tl.full(codes.shape, E2M1_TWICE, tl.uint32) >> ((codes & 7) * 4).to(tl.uint32)) & 15
-        size = size.to(tl.int32).to(tl.float32)
-        return tl.where(codes >= 8, -size, size)
+def nibble_value(byte, HIGH: tl.constexpr, FORM: tl.constexpr):
+    """The numbers (fp32) of the low or high nibbles of bytes (uint32).
+
+    e2m1: its exponent and mantissa are put where fp32 has them, below its smallest normal number; 2^126 lifts them out.
+    """
+    if FORM == "e2m1":
+        SHIFT: tl.constexpr = 18 if HIGH else 22
+        bits = ((byte << SHIFT) & 0x01C00000) | ((byte << (SHIFT + 6)) & 0x80000000)
+        return bits.to(tl.float32, bitcast=True) * 2.0**126
     else:
-        return codes.to(tl.float32)
+        LESS: tl.constexpr = 8 if FORM == "int4" else 0
+        return ((byte >> 4 if HIGH else byte & 15).to(tl.int32) - LESS).to(tl.float32)
 
 
 @triton.jit
@@ -86,14 +84,14 @@ def sum_codes(
     for first in tl.range(0, half, BLOCK_K):
         codes = load_tile(w, cols, col_ok, stride_w, first, half, BLOCK_K, not EVEN_K)
         if FORM == "int4" or FORM == "uint4" or FORM == "e2m1":
-            codes = codes.to(tl.int32)
+            codes = codes.to(tl.uint32)
             acc = _step(
-                acc, nibble_value(codes & 15, FORM), x, scales, offsets, x_scales, rows, row_ok, cols, col_ok,
+                acc, nibble_value(codes, False, FORM), x, scales, offsets, x_scales, rows, row_ok, cols, col_ok,
                 first, tl.minimum(K, half), num_groups, stride_x, stride_scales, stride_x_scales,
                 GROUP, X_GROUP, COMPUTE, EVEN_K, BLOCK_N, BLOCK_K,
             )  # fmt: skip
             acc = _step(
-                acc, nibble_value(codes >> 4, FORM), x, scales, offsets, x_scales, rows, row_ok, cols, col_ok,
+                acc, nibble_value(codes, True, FORM), x, scales, offsets, x_scales, rows, row_ok, cols, col_ok,
                 half + first, K, num_groups, stride_x, stride_scales, stride_x_scales,
                 GROUP, X_GROUP, COMPUTE, EVEN_K, BLOCK_N, BLOCK_K,
             )  # fmt: skip

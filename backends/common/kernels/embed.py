@@ -23,8 +23,9 @@ def embed(
     if FORM == "int4" or FORM == "uint4" or FORM == "e2m1":
         is_high = cols >= half
         at = tl.where(is_high, cols - half, cols)
-        codes = tl.load(w + rows[:, None] * stride_w + at[None, :], mask=mask, other=0).to(tl.int32)
-        values = nibble_value(tl.where(is_high[None, :], codes >> 4, codes & 15), FORM)
+        codes = tl.load(w + rows[:, None] * stride_w + at[None, :], mask=mask, other=0).to(tl.uint32)
+        low, high = nibble_value(codes, False, FORM), nibble_value(codes, True, FORM)
+        values = tl.where(is_high[None, :], high, low)
     else:
         values = tl.load(w + rows[:, None] * stride_w + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     if scales is not None:
