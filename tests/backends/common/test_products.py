@@ -11,9 +11,11 @@ import torch
 from octavo.backends.common.experts import ExpertOps, grouped_gemm_cost
 from octavo.backends.common.forms import Form
 from octavo.backends.common.gpu import Gpu
+from octavo.backends.common.launch import Recorder
 from octavo.backends.common.packed import GpuWeight
 from octavo.backends.common.products import ProductOps, gemm_cost
 from octavo.backends.common.quantize import QuantizeOps
+from octavo.backends.common.tuning import PinnedTable
 from octavo.core.backend.ops import Epilogue, NormPrologue, PackedWeight
 from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
 from octavo.core.backend.reference.ops import ReferenceOps
@@ -234,6 +236,24 @@ def test_deterministic_rows_have_the_same_bits_alone(gpu: Gpu) -> None:
         ops.products.gemm(x, weight, out=out)
         ops.products.gemm(x[63:65], weight, out=alone)
         assert torch.equal(out[63:65], alone)
+
+
+def test_the_library_gets_bare_products_only(gpu: Gpu) -> None:
+    """With LIBRARY = 1 a product with nothing fused starts no kernel; with a bias, or when deterministic, it does."""
+    entry = gpu.tuning.by_kernel["gemm"][-1]
+    table = PinnedTable(gpu.tuning, replace(entry, tile={**entry.tile, "LIBRARY": 1}))
+    x, plain, bias = torch.randn(5, 40).bfloat16(), torch.randn(24, 40).bfloat16(), torch.zeros(24)
+    started = []
+    for is_deterministic, epilogue in ((False, None), (False, Epilogue(bias)), (True, None)):
+        recorder = Recorder()
+        ops = Ops(replace(gpu, launch=recorder, tuning=table, deterministic=is_deterministic))
+        weight = ops.products.prepare_weight(WeightSpec(24, 40, BF16))
+        weight.place(plain, 0)
+        out = torch.full((5, 24), torch.nan).bfloat16()
+        ops.products.gemm(x, weight, out=out, epilogue=epilogue)
+        started.append(len(recorder.records))
+        assert torch.equal(out, x @ plain.T) == (not recorder.records)
+    assert started == [0, 1, 1]
 
 
 def test_what_is_refused_raises(ops: Ops, gpu: Gpu) -> None:
