@@ -284,16 +284,42 @@ def test_the_matrix_goes_between_its_markers_and_nowhere_else(report: file.Repor
         matrix.replaced("nothing", report, "x.md")
 
 
-def test_the_documented_matrix_has_a_row_for_every_op_of_core() -> None:
+DOCUMENTED = ("cpu",)
+TITLE = (
+    r"Profile `core`: \*\*(met|NOT met)\*\*\. .+; \d+ cases in \d+ s, seed \d+; "
+    r"suite \d+, must-pass hash `[0-9a-f]{16}`\."
+)
+ROW = (
+    r"`\w+`",
+    r"(own|composite|fallback) \d+( · (own|composite|fallback) \d+)*",
+    r"\d+",
+    r"[a-z]+ \d+( · [a-z]+ \d+)*",
+    r"exact|[\d.e-]+",
+    r"(\w+ \d+(, \w+ \d+)*)?",
+)
+"""Cells of the matrix as `octavo conform matrix` writes them."""
+
+
+@pytest.mark.parametrize("backend", DOCUMENTED)
+def test_the_documented_matrix_is_of_the_form_that_is_written_and_has_every_op_of_core(backend: str) -> None:
     text = (ROOT / "docs/conformance.md").read_text()
-    part = text.partition(matrix.begin("cpu"))[2].partition(matrix.END)[0]
-    rows = {line.split("`")[1] for line in part.splitlines() if line.startswith("| `")}
-    facts = conform(Settings(backend="cpu", only="rms_norm/float32-5x64", in_process=True)).run.capabilities
-    wanted = {c.op for c in suite.select("core") if c.requires(facts) is None}
-    assert matrix.HEADER in part
-    assert rows == wanted, (
-        "stale: `make conform`, then octavo conform matrix build/conform-cpu.json docs/conformance.md"
+    title, blank, header, rule, *rows = (
+        text.partition(f"{matrix.begin(backend)}\n")[2].partition(f"\n{matrix.END}")[0].split("\n")
     )
+    facts = conform(Settings(backend=backend, only="rms_norm/float32-5x64", in_process=True)).run.capabilities
+    wanted = [c.op for c in suite.select("core") if c.requires(facts) is None]
+    report = f"build/conform-{backend}.json"
+    stale = f"stale: `make conform BACKEND={backend}`, then octavo conform matrix {report} docs/conformance.md"
+    assert re.fullmatch(TITLE, title), stale
+    assert (blank, header, rule) == ("", matrix.HEADER, re.sub(r"[^|]+", "---", matrix.HEADER)), stale
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    assert all(re.fullmatch(form, cell) for row in cells for form, cell in zip(ROW, row, strict=True)), stale
+    assert [row[0].strip("`") for row in cells] == list(dict.fromkeys(wanted)), stale
+
+
+def test_every_matrix_in_the_documentation_is_tested() -> None:
+    text = (ROOT / "docs/conformance.md").read_text()
+    assert tuple(re.findall(matrix.begin(r"(\w+)"), text)) == DOCUMENTED
 
 
 def test_a_hash_changes_with_a_profile_s_cases_and_not_with_their_order() -> None:
