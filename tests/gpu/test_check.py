@@ -19,22 +19,22 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(check, "FOLDER", tmp_path)
-    monkeypatch.setattr(check, "GRACE_S", 0.2)
     return tmp_path
 
 
 def test_all_steps_together_take_eight_minutes_at_the_most() -> None:
     steps = check.steps("cuda", "8", small=False)
     assert [step.name for step in steps] == ["facts", "compile", "conform", "perf", "tokens", "throughput"]
-    # Of the overtime, conform alone has to wait: the others are at work when their time is up.
-    assert sum(step.budget_s for step in steps) <= 480 - 4 * 15
+    # Grace is conform's and perf's: their budgets begin once the backend is there, and cases under way may end.
+    assert sum(step.budget_s for step in steps) + 2 * check.GRACE_S <= 480
 
 
 def step(code: str, budget_s: float = 30.0) -> dict[str, Any]:
     return check.run(check.Step("facts", ["-c", code], budget_s), ENVIRONMENT)
 
 
-def test_a_step_that_hangs_is_ended_and_one_that_fails_says_why(folder: Path) -> None:
+def test_a_step_that_hangs_is_ended_and_one_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "GRACE_S", 0.2)
     began = time.monotonic()
     late = step("import time; print('at work', flush=True); time.sleep(600)", budget_s=1.0)
     assert time.monotonic() - began < 20
