@@ -216,7 +216,8 @@ class PagedAttentionOps:
         slab = max(1, slots // (grid.programs * num_splits))
         parts = self._workspace
         stats = self._workspace[slots * block_m * shape["DV_PAD"] :]
-        merging = self._gpu.tuning.pick("merge-splits", width=shape["DV_PAD"])
+        merging = dict(self._gpu.tuning.pick("merge-splits", width=shape["DV_PAD"]).constants)
+        merging["WIDTH"] = min(merging["WIDTH"], shape["DV_PAD"])
         for first_tile in range(0, grid.tiles, slab):
             programs = min(slab, grid.tiles - first_tile) * grid.programs
             self._gpu.launch(
@@ -227,12 +228,12 @@ class PagedAttentionOps:
                 head_stride(rule.k_scale), *rule.factor_and_cap, rule.window, **shape, **entry.constants,
             )  # fmt: skip
             self._gpu.launch(
-                merge.merge_splits, (programs, -(-shape["DV_PAD"] // merging.tile["WIDTH"])),
+                merge.merge_splits, (programs, -(-shape["DV_PAD"] // merging["WIDTH"])),
                 parts, stats, out, lse, keys.query_start_loc, keys.lengths, rule.sinks_H, rule.v_scale,
                 keys.num_requests, first_tile, kv_heads, num_splits, *out.stride()[:2],
                 0 if lse is None else lse.stride(0), head_stride(rule.v_scale), rule.window, GROUP=shape["GROUP"],
                 HEADS=grid.heads, PAGED=keys.table is not None, CAUSAL=rule.causal, DV=shape["DV"],
-                DV_PAD=shape["DV_PAD"], BLOCK_M=block_m, SPLIT=entry.tile["SPLIT"], **merging.constants,
+                DV_PAD=shape["DV_PAD"], BLOCK_M=block_m, SPLIT=entry.tile["SPLIT"], **merging,
             )  # fmt: skip
 
     def _num_splits(self, entry: Entry, grid: TileGrid, keys: Keys, rule: Rule, dv_pad: int) -> int:
