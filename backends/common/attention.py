@@ -12,7 +12,7 @@ runs at once, which is all that splitting is for; ops of one stream follow each 
 
 Deterministic: every call takes the split path with tiles and splits of one size at absolute positions, merged in
 ascending order. What a row's bits come from is then its own query and keys, whoever shares its batch, its tile or its
-chunk. Where the splits of a step pass the workspace, the tiles come in slabs, one pair of launches each.
+chunk. Where the splits of a step pass the workspace, programs come in slabs, one pair of launches each.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ MAX_HEAD_DIM = 576
 PART_FLOATS = 64 * (128 + 2)
 """Workspace of one program: 64 rows of 128 sums, m and l. Wider heads and taller tiles are cut into fewer splits."""
 
+FIXED_ROOM = 4
+"""Times as much where deterministic: all splits of one program must have room, and half a million keys have 1,000."""
+
 
 @dataclass(slots=True)
 class AttentionPlan(StepPlan):
@@ -66,7 +69,8 @@ class PagedAttentionOps:
         self._gpu = gpu
         self._tile, self._split = tile, split
         self._enough_programs = programs_per_unit * gpu.chip.num_units
-        self._workspace = torch.empty(self._enough_programs * PART_FLOATS, dtype=torch.float32, device=gpu.device)
+        room = self._enough_programs * (FIXED_ROOM if gpu.deterministic else 1)
+        self._workspace = torch.empty(room * PART_FLOATS, dtype=torch.float32, device=gpu.device)
 
     # -- the contract -----------------------------------------------------------------------------------------
     def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
@@ -210,27 +214,32 @@ class PagedAttentionOps:
         grid: TileGrid,
         num_splits: int,
     ) -> None:
-        """A slab of tiles at a time: as many as have room in the workspace, all of them where it matters."""
+        """A slab of programs at a time: as many as have room in the workspace; all of them unless deterministic."""
         shape, block_m, kv_heads = constexprs(q_THD, keys, rule, grid), entry.tile["BLOCK_M"], keys.k.shape[-2]
         slots = self._workspace.numel() // (block_m * (shape["DV_PAD"] + 2))
-        slab = max(1, slots // (grid.programs * num_splits))
+        slab = slots // num_splits
+        if not slab:
+            raise UnsupportedOp(
+                f"deterministic attention over {keys.most_keys} keys takes {num_splits} splits, and the workspace "
+                f"holds {slots}; lower max_model_len"
+            )
         parts = self._workspace
         stats = self._workspace[slots * block_m * shape["DV_PAD"] :]
         merging = dict(self._gpu.tuning.pick("merge-splits", width=shape["DV_PAD"]).constants)
         merging["WIDTH"] = min(merging["WIDTH"], shape["DV_PAD"])
-        for first_tile in range(0, grid.tiles, slab):
-            programs = min(slab, grid.tiles - first_tile) * grid.programs
+        for first_program in range(0, grid.tiles * grid.programs, slab):
+            programs = min(slab, grid.tiles * grid.programs - first_program)
             self._gpu.launch(
                 self._split, (programs, num_splits),
                 q_THD, keys.k, keys.v, parts, stats, keys.query_start_loc, keys.lengths, keys.table,
-                rule.alibi_slopes_H, rule.k_scale, keys.num_requests, first_tile, kv_heads, num_splits,
+                rule.alibi_slopes_H, rule.k_scale, keys.num_requests, first_program, kv_heads, num_splits,
                 *q_THD.stride()[:2], *keys.strides, 0 if keys.table is None else keys.table.stride(0),
                 head_stride(rule.k_scale), *rule.factor_and_cap, rule.window, **shape, **entry.constants,
             )  # fmt: skip
             self._gpu.launch(
                 merge.merge_splits, (programs, -(-shape["DV_PAD"] // merging["WIDTH"])),
                 parts, stats, out, lse, keys.query_start_loc, keys.lengths, rule.sinks_H, rule.v_scale,
-                keys.num_requests, first_tile, kv_heads, num_splits, *out.stride()[:2],
+                keys.num_requests, first_program, kv_heads, num_splits, *out.stride()[:2],
                 0 if lse is None else lse.stride(0), head_stride(rule.v_scale), rule.window, GROUP=shape["GROUP"],
                 HEADS=grid.heads, PAGED=keys.table is not None, CAUSAL=rule.causal, DV=shape["DV"],
                 DV_PAD=shape["DV_PAD"], BLOCK_M=block_m, SPLIT=entry.tile["SPLIT"], **merging,

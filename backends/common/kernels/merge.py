@@ -51,7 +51,7 @@ def leave(acc_MV, m_M, l_M, parts, stats, slot, BLOCK_M: tl.constexpr, DV_PAD: t
 @triton.jit
 def merge_splits(
     parts, stats, out, lse, query_start_loc, kv_lengths, sinks, v_scale,
-    num_requests, first_tile, kv_heads, num_splits,
+    num_requests, first_program, kv_heads, num_splits,
     out_t, out_h, lse_t, v_scale_h, window,
     GROUP: tl.constexpr, HEADS: tl.constexpr, PAGED: tl.constexpr, CAUSAL: tl.constexpr,
     DV: tl.constexpr, DV_PAD: tl.constexpr, BLOCK_M: tl.constexpr, SPLIT: tl.constexpr, WIDTH: tl.constexpr,
@@ -61,10 +61,10 @@ def merge_splits(
     Splits are added in ascending order, and one that a row saw nothing of changes no bit of it.
     """
     CHUNKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    program = tl.program_id(0)
+    program = first_program + tl.program_id(0)
     kv_head = program % (kv_heads * CHUNKS) // CHUNKS
     _, first_row, rows, position, _, length = query_tile(
-        first_tile + program // (kv_heads * CHUNKS), query_start_loc, kv_lengths, num_requests, BLOCK_M // HEADS, PAGED
+        program // (kv_heads * CHUNKS), query_start_loc, kv_lengths, num_requests, BLOCK_M // HEADS, PAGED
     )
     if rows <= 0:
         return
@@ -77,7 +77,7 @@ def merge_splits(
     m_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_M = tl.zeros([BLOCK_M], tl.float32)
     for split in range(tl.cdiv(stop - anchor, span)):
-        slot = program.to(tl.int64) * num_splits + split
+        slot = tl.program_id(0).to(tl.int64) * num_splits + split
         part_m_M = tl.load(stats + slot * (2 * BLOCK_M) + r_M)
         part_l_M = tl.load(stats + slot * (2 * BLOCK_M) + BLOCK_M + r_M)
         part_MW = tl.load(parts + slot * (BLOCK_M * DV_PAD) + at_MW)

@@ -164,14 +164,14 @@ def attention_tile(
 @triton.jit
 def attention_split(
     q, k, v, parts, stats, query_start_loc, kv_lengths, block_table, slopes, k_scale,
-    num_requests, first_tile, kv_heads, num_splits,
+    num_requests, first_program, kv_heads, num_splits,
     q_t, q_h, k_n, k_s, k_h, v_n, v_s, v_h, table_b, k_scale_h,
     factor, cap, window,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, CAUSAL: tl.constexpr, IN_FP32: tl.constexpr,
     D: tl.constexpr, D_MAIN: tl.constexpr, D_REST: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """One split of the keys of a tile of queries. Grid (tiles · kv_heads · chunks, num_splits).
+    """One split of the keys of a tile of queries. Grid (programs, num_splits), from first_program on.
 
     parts [programs, num_splits, BLOCK_M, DV_PAD] and stats [programs, num_splits, 2, BLOCK_M] (m, l), fp32; a split
     without keys leaves its own as they are, and the merge doesn't look at them.
@@ -179,9 +179,9 @@ def attention_split(
     CHUNKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     TOKENS: tl.constexpr = BLOCK_M // HEADS
     DTYPE: tl.constexpr = tl.float32 if IN_FP32 else q.dtype.element_ty
-    program = tl.program_id(0)
+    program = first_program + tl.program_id(0)
     kv_head = program % (kv_heads * CHUNKS) // CHUNKS
-    tile = first_tile + program // (kv_heads * CHUNKS)
+    tile = program // (kv_heads * CHUNKS)
     request, first_row, rows, position, base, length = query_tile(
         tile, query_start_loc, kv_lengths, num_requests, TOKENS, BLOCK_SIZE > 0
     )
@@ -214,4 +214,6 @@ def attention_split(
         tl.minimum(begin + span, stop), first, stop, window, factor, cap, k_n, k_s, v_n, v_s,
         BLOCK_SIZE, CAUSAL, True, D, D_MAIN, D_REST, DV, DV_PAD, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    leave(acc_MV, m_M, l_M, parts, stats, program.to(tl.int64) * num_splits + tl.program_id(1), BLOCK_M, DV_PAD)
+    leave(
+        acc_MV, m_M, l_M, parts, stats, tl.program_id(0).to(tl.int64) * num_splits + tl.program_id(1), BLOCK_M, DV_PAD
+    )
