@@ -284,7 +284,7 @@ def test_the_matrix_goes_between_its_markers_and_nowhere_else(report: file.Repor
         matrix.replaced("nothing", report, "x.md")
 
 
-DOCUMENTED = ("cpu",)
+DOCUMENTED = ("cpu", "reference")
 TITLE = (
     r"Profile `core`: \*\*(met|NOT met)\*\*\. .+; \d+ cases in \d+ s, seed \d+; "
     r"suite \d+, must-pass hash `[0-9a-f]{16}`\."
