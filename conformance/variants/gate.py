@@ -63,7 +63,7 @@ def groups() -> list[list[Variant]]:
 def try_variants(group: Sequence[Variant], seed: int, profile: str, *, only: str | None = None) -> list[Verdict]:
     """Run the cases of one of `groups`, or of a part of one, narrowed as `octavo conform --only` does."""
     verdicts = [Verdict(variant=variant.name, what=variant.what, seed=seed) for variant in group]
-    for case in _cases(group[0], profile, only):
+    for case in cases_of(group[0], profile, only):
         drawn = shared(case)
         for variant, verdict in zip(group, verdicts, strict=True):
             _try_case(variant, drawn, verdict)
@@ -87,7 +87,8 @@ def _try_case(variant: Variant, case: Case, verdict: Verdict) -> None:
         verdict.alarms.append(f"{case.name}: {result.status}: {result.detail}")
 
 
-def _cases(variant: Variant, profile: str, only: str | None) -> list[Case]:
+def cases_of(variant: Variant, profile: str, only: str | None = None) -> list[Case]:
+    """The cases that a variant is tried on; its backend leaves out those that don't concern it."""
     mine = [case for case in select(profile) if case.op in variant.concerns]
     left_out = set(variant.concerns) - {case.op for case in mine}  # core holds no latent attention.
     mine += [case for case in select("full") if case.op in left_out]
