@@ -164,7 +164,7 @@ class PagedAttentionOps:
 
         Raises UnsupportedOp for parts that are not fp32, bf16 or fp16, or log-sum-exps that are not fp32.
         """
-        if not {x.dtype for x in (out_a, out_b, out)} <= set(FLOATS) or lse_a.dtype != torch.float32 != lse_b.dtype:
+        if not {x.dtype for x in (out_a, out_b, out)} <= set(FLOATS) or {lse_a.dtype, lse_b.dtype} != {torch.float32}:
             raise UnsupportedOp(f"merge_attention takes fp32, bf16 or fp16 and fp32 log-sum-exps, not {out_a.dtype}")
         tokens, heads, width = out.shape
         entry = self._gpu.tuning.pick("merge-attention", width=padded(width))

@@ -1,4 +1,4 @@
-"""A call of attention as its kernels see it, and what it costs.
+"""A call of attention as its kernels see it.
 
 Keys       pages or contiguous rows of K and V, and whose they are
 Rule       how scores are formed
@@ -9,12 +9,9 @@ constexprs what of all that a model fixes, so that kernels are compiled for it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-
-from octavo.backends.common.cost import Cost
 
 LOG2_E = math.log2(math.e)
 
@@ -94,38 +91,6 @@ class TileGrid:
         per_tile = block_m // packed
         tiles = tokens // per_tile + requests if per_tile > 1 else tokens
         return cls(packed, per_tile, kv_heads * -(-group // packed), tiles)
-
-
-def attention_cost(
-    requests: Sequence[tuple[int, int]],
-    *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    v_head_dim: int,
-    q_dtype: torch.dtype,
-    kv_dtype: torch.dtype,
-    causal: bool = True,
-    window: int | None = None,
-) -> Cost:
-    """What one call must move and multiply: q and out once, and once each the keys that any row of a request sees.
-
-    requests: queries and KV length of each.
-    """
-    rows = sum(queries for queries, _ in requests)
-    pairs = keys = 0
-    for queries, length in requests:
-        position = length - queries
-        ends = [max(0, position + r + 1) if causal else length for r in range(queries)]
-        begins = [0 if window is None else max(0, position + r + 1 - window) for r in range(queries)]
-        pairs += sum(max(0, end - begin) for begin, end in zip(begins, ends, strict=True))
-        keys += max(0, max(ends, default=0) - min(begins, default=0))
-    width = head_dim + v_head_dim
-    operand = torch.float32 if in_fp32(q_dtype, kv_dtype) else q_dtype
-    return Cost(
-        rows * heads * width * q_dtype.itemsize + keys * kv_heads * width * kv_dtype.itemsize,
-        {str(operand).removeprefix("torch."): 2.0 * pairs * heads * width},
-    )
 
 
 def padded(width: int) -> int:

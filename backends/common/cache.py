@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import torch
 
-from octavo.backends.common.cost import Cost
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.kernels import cache as kernels
 from octavo.backends.common.rows import FLOATS, MAX_HEAD_DIM, head_tile, power_of_two, refused_rotary
@@ -174,25 +173,6 @@ class CacheOps:
             raise UnsupportedOp(
                 f"the cache stores fp32, bf16 or fp16 into {self._kv_dtypes}, not {k.dtype} into {key.dtype}"
             )
-
-
-def write_kv_cost(tokens: int, heads: int, head_dim: int, v_head_dim: int, itemsize: int, kv_itemsize: int) -> Cost:
-    """k and v are read and stored, a slot is read for each token."""
-    return Cost(tokens * (heads * (head_dim + v_head_dim) * (itemsize + kv_itemsize) + 8))
-
-
-def rope_write_kv_cost(
-    tokens: int, q_heads: int, heads: int, head_dim: int, v_head_dim: int, rotary_dim: int, itemsize: int,
-    kv_itemsize: int,
-) -> Cost:  # fmt: skip
-    """As `write_kv_cost`; q is read and written, and each token has a position and a row of the table."""
-    turned = tokens * (2 * q_heads * head_dim * itemsize + 4 * rotary_dim + 8)
-    return Cost(turned) + write_kv_cost(tokens, heads, head_dim, v_head_dim, itemsize, kv_itemsize)
-
-
-def move_blocks_cost(blocks: int, block_bytes: int) -> Cost:
-    """Of copies, gathers and scatters: every byte is read once and written once."""
-    return Cost(blocks * (2 * block_bytes + 8))
 
 
 def _views(kv: KVCache) -> tuple[torch.Tensor, torch.Tensor]:

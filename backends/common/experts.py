@@ -9,17 +9,14 @@ that is cut short, so that there are no more than T // BLOCK_M + min(E, T) of th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from octavo.backends.common.cost import Cost
-from octavo.backends.common.forms import Form
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.packed import GpuWeight
-from octavo.backends.common.products import Activations, ProductOps, gemm_cost, narrowed
+from octavo.backends.common.products import Activations, ProductOps, narrowed
 from octavo.core.backend import Gate, GroupedGemmSpec, OpSpec, PackedWeight, Unsupported
 from octavo.core.base.errors import UnsupportedOp
 
@@ -151,11 +148,6 @@ class ExpertOps(ABC):
             raise UnsupportedOp("grouped_gemm takes weights of one spec that this backend has packed")
         self._experts[key] = Experts(list(weights), own[0], _offsets(own))
         return self._experts[key]
-
-
-def grouped_gemm_cost(spec: GroupedGemmSpec, form: Form, tokens_of_expert: Sequence[int]) -> Cost:
-    """What one call must move and multiply: the weights of experts with rows, once."""
-    return gemm_cost(spec, form, sum(tokens_of_expert), weights=sum(1 for tokens in tokens_of_expert if tokens))
 
 
 def _offsets(weights: list[GpuWeight]) -> torch.Tensor:

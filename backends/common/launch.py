@@ -20,6 +20,7 @@ class Kernel(Protocol):
 
     __name__: str
     arg_names: list[str]
+    params: list[Any]
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any: ...
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters on a GPU: the launches of kernels/lora.py, the table that they find adapters by, and their costs.
+"""Low-rank adapters on a GPU: the launches of kernels/lora.py, and the table that they find adapters by.
 
 The contract hands over lists of tensors, a kernel needs addresses in device memory. A table of them is made when a
 list is seen first and kept: the same adapters, the same table, whatever step it is, so that a step neither allocates
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import torch
 
-from octavo.backends.common.cost import Cost
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.kernels import lora as kernels
 from octavo.backends.common.rows import FLOATS, power_of_two
@@ -103,19 +102,6 @@ class LoraOps:
             kernels.lora_expand, grid, h, adapter_T, table, scales, out, tokens, width, out.stride(0), h.stride(0),
             ALIGNED=aligned, RANK=rank, PARTS=parts, **expand.constants,
         )  # fmt: skip
-
-
-def lora_shrink_cost(rows: int, depth: int, rank: int, adapters: int, operand: str, itemsize: int, parts: int) -> Cost:
-    """x and the adapters that rows have are read, h is written in fp32."""
-    moved = (rows * depth + adapters * rank * depth) * itemsize + 4 * rows * (rank * parts + 1)
-    return Cost(moved, {operand: 2.0 * rows * depth * rank})
-
-
-def lora_expand_cost(rows: int, width: int, rank: int, adapters: int, operand: str, itemsize: int, parts: int) -> Cost:
-    """h and the adapters that rows have are read, out is read and written; bf16 multiplies three parts of h."""
-    moved = (2 * rows * width + adapters * rank * width) * itemsize + 4 * rows * (rank * parts + 1)
-    times = 3.0 if operand == "bfloat16" else 1.0
-    return Cost(moved, {operand if operand == "bfloat16" else "float32": 2.0 * times * rows * width * rank})
 
 
 def _line(a_RK: torch.Tensor, b_NR: torch.Tensor) -> Line:

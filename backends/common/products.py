@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 import torch
 
-from octavo.backends.common.cost import Cost
 from octavo.backends.common.forms import Form
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.kernels.embed import embed as embed_kernel
@@ -318,22 +317,3 @@ class ProductOps(ABC):
 def _is_bare(w: GpuWeight, out: torch.Tensor, tail: Tail) -> bool:
     """Whether the vendor's library can write the product: nothing fused, one dtype."""
     return tail == Tail(None, None, None) and out.dtype == w.codes.dtype
-
-
-def gemm_cost(spec: GemmSpec | GroupedGemmSpec, form: Form, tokens: int, weights: int = 1) -> Cost:
-    """What one product must move and multiply: so many weights, x, out and a residual once; codes of x in between too.
-
-    The tensor cores multiply what the kernels give them: codes where both sides are, else x's type.
-    """
-    N, K = spec.weight.out_features, spec.weight.in_features
-    width = N if spec.gate is None else N // 2
-    has_residual = isinstance(spec, GemmSpec) and spec.residual
-    grids = (1 + form.has_offsets) if form.has_scales else 0
-    moved = weights * N * (form.row_elements(K) * form.dtype.itemsize + 4 * grids * form.groups(K))
-    moved += tokens * (K * spec.x_dtype.itemsize + width * spec.out_dtype.itemsize * (1 + has_residual))
-    operand = _NAMES[spec.x_dtype]
-    scheme = None if spec.weight.scheme is None else spec.weight.scheme.for_activations()
-    if scheme is not None:
-        moved += 2 * tokens * K
-        operand = _NAMES[form.dtype] if form.name in ("int8", "fp8") and not form.has_offsets else operand
-    return Cost(moved, {operand: 2.0 * tokens * N * K})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from octavo.backends.common.cost import Cost
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.kernels import quantize as kernels
 from octavo.backends.common.rows import FLOATS
@@ -88,8 +87,3 @@ class QuantizeOps:
             kernels.quantize_tensor, (chunks,), x, out, scales, self._partial, tokens, width, x.stride(0),
             out.stride(0), parts, LIMIT=limit, PARTS=PARTS, **entry.constants,
         )  # fmt: skip
-
-
-def quantize_cost(rows: int, width: int, itemsize: int, scales: int, *, whole_tensor: bool = False) -> Cost:
-    """x is read and codes of a byte are written; a scale of the whole tensor is known after a first reading of x."""
-    return Cost(rows * width * ((2 if whole_tensor else 1) * itemsize + 1) + 4 * scales)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from octavo.backends.common.cost import Cost
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.kernels import routing as kernels
 from octavo.backends.common.rows import FLOATS, power_of_two
@@ -69,8 +68,3 @@ class RoutingOps:
             BEST=1 if bias_E is None else min(2, size), RENORMALIZE=renormalize, GROUPS=power_of_two(num_groups),
             SIZE=power_of_two(size), CHOICES=power_of_two(top_k), **entry.constants,
         )  # fmt: skip
-
-
-def moe_route_cost(tokens: int, experts: int, top_k: int, itemsize: int) -> Cost:
-    """Logits are read, an id (8 bytes) and a weight (4) written for each choice."""
-    return Cost(tokens * (experts * itemsize + 12 * top_k))

@@ -6,7 +6,6 @@ from typing import get_args
 
 import torch
 
-from octavo.backends.common.cost import Cost
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.kernels import rows as kernels
 from octavo.core.backend.specs import Gate, OpSpec, RowSpec, Unsupported
@@ -138,21 +137,6 @@ def head_tile(head_dim: int, rotary_dim: int) -> dict[str, int]:
 def power_of_two(count: int) -> int:
     """The smallest power of two that is not below count."""
     return 1 << (count - 1).bit_length() if count > 1 else 1
-
-
-def rms_norm_cost(rows: int, width: int, itemsize: int, *, has_residual: bool) -> Cost:
-    """x is read and out written; a residual is read and written."""
-    return Cost(rows * width * itemsize * (4 if has_residual else 2) + 4 * width)
-
-
-def act_mul_cost(rows: int, width: int, itemsize: int) -> Cost:
-    """Gate and up are read, out is written; width is out's."""
-    return Cost(3 * rows * width * itemsize)
-
-
-def rotary_cost(tokens: int, heads: int, head_dim: int, rotary_dim: int, itemsize: int) -> Cost:
-    """q and k, `heads` together, are read and written; each token has a position and a row of the table."""
-    return Cost(tokens * (2 * heads * head_dim * itemsize + 4 * rotary_dim + 8))
 
 
 def _row_strides(x: torch.Tensor) -> tuple[int, int]:

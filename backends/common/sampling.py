@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from octavo.backends.common.cost import Cost
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.kernels import sampling as kernels
 from octavo.core.backend.specs import OpSpec, RowSpec, Unsupported
@@ -61,9 +60,3 @@ class SamplingOps:
             kernels.sample, grid, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, uniform_R, out, num_rows, width,
             logits_RV.stride(0), **entry.constants,
         )  # fmt: skip
-
-
-def sample_cost(rows: int, vocabulary: int) -> Cost:
-    """Logits are read at the least once; a row of parameters is read and a token written. Walks after the first are
-    out of the cache, where the rows under way fit it."""
-    return Cost(rows * (4 * vocabulary + 32))

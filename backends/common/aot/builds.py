@@ -1,6 +1,6 @@
 """The builds of a backend: every launch of every workload, under every set of launch parameters that can serve it.
 
-    for each workload, for each entry of the tuning table that it may ask for:
+    free and deterministic, for each workload, for each entry of the tuning table that it may ask for:
         the ops run on tensors without data, their launches are noted, equal ones once       ──► Build
 
 Costs nothing of a compiler until `build()`.
@@ -8,9 +8,10 @@ Costs nothing of a compiler until `build()`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -95,32 +96,35 @@ def list_builds(
     """
     fp8 = torch.float8_e4m3fn if chip.fp8 == "e4m3fn" else torch.float8_e4m3fnuz
     builds: dict[tuple[Any, ...], Build] = {}
-    for workload in workloads(torch.bfloat16, fp8):
-        for label, records in _launches(make_ops, chip, table, workload):
+    for is_fixed, workload in itertools.product((False, True), workloads(torch.bfloat16, fp8)):
+        gpu = Gpu(META, chip, Recorder(), table, deterministic=is_fixed)
+        for label, records in _launches(make_ops, gpu, workload):
             for record in records:
                 key = (workload.op, *identity(record))
-                name = f"{workload.op}.{record.kernel.__name__}/{workload.name}-{label}"
+                mode = "-fixed" if is_fixed else ""
+                name = f"{workload.op}.{record.kernel.__name__}/{workload.name}{mode}-{label}"
                 build = Build(name, workload.op, chip.arch, chip, read, record, workload, label == "default", siblings)
                 builds.setdefault(key, build)
     return list(builds.values())
 
 
-def _launches(
-    make_ops: Callable[[Gpu], Any], chip: Chip, table: TuningTable, workload: Workload
-) -> Iterator[tuple[str, list[LaunchRecord]]]:
+def _launches(make_ops: Callable[[Gpu], Any], gpu: Gpu, workload: Workload) -> Iterator[tuple[str, list[LaunchRecord]]]:
     """What a workload starts: as the table has it, and under each entry that fits a question it asks."""
 
     def run(pinned: PinnedTable) -> list[LaunchRecord]:
         recorder = Recorder()
-        ops = make_ops(Gpu(META, chip, recorder, pinned))
+        ops = make_ops(replace(gpu, launch=recorder, tuning=pinned))
         if hasattr(ops, workload.op) and ops.supports(workload.op, workload.spec) is None:
             workload.prepare(ops, Tensors(META, torch.bfloat16, _kv_cache))()
         return recorder.records
 
+    table = gpu.tuning
     default = PinnedTable(table)
     yield "default", run(default)
     for kernel in sorted(default.asked):
         for index, entry in enumerate(table.by_kernel[kernel]):
+            if gpu.deterministic and "mode" not in entry.when:
+                continue  # it is built in free mode; deterministic takes it only where nothing is kept for it
             pinned = PinnedTable(table, entry)
             records = run(pinned)
             if pinned.was_taken:
@@ -135,15 +139,19 @@ def _kv_cache(spec: KVCacheSpec, num_blocks: int) -> KVCache:
 
 def identity(record: LaunchRecord) -> tuple[Any, ...]:
     """What decides the compiled form of a launch: the kernel, what Triton specialises on, constants and options."""
-    arguments = tuple(_specialised(argument) for argument in record.args)
+    arguments = tuple(
+        _specialised(argument, by_value=not parameter.do_not_specialize)
+        for parameter, argument in zip(record.kernel.params, record.args, strict=False)
+    )
     return (record.kernel.__name__, arguments, tuple(sorted(record.constants.items(), key=lambda item: item[0])))
 
 
-def _specialised(argument: Any) -> Any:
+def _specialised(argument: Any, *, by_value: bool) -> Any:
     if isinstance(argument, TensorDescriptor):
         return ("descriptor", argument.base.dtype, tuple(argument.block_shape))
     if isinstance(argument, torch.Tensor):
         return argument.dtype
     if isinstance(argument, int) and not isinstance(argument, bool):
-        return ("int", argument == 1, argument % 16 == 0, argument.bit_length() > 31)
+        value = (argument == 1, argument % 16 == 0) if by_value else ()
+        return ("int", argument.bit_length() > 31, *value)
     return type(argument)

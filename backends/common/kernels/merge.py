@@ -48,7 +48,7 @@ def leave(acc_MV, m_M, l_M, parts, stats, slot, BLOCK_M: tl.constexpr, DV_PAD: t
     tl.store(stats + slot * (2 * BLOCK_M) + BLOCK_M + r_M, l_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests", "first_program", "num_splits"])
 def merge_splits(
     parts, stats, out, lse, query_start_loc, kv_lengths, sinks, v_scale,
     num_requests, first_program, kv_heads, num_splits,
@@ -100,7 +100,7 @@ def merge_splits(
             tl.store(lse + row_M * lse_t + head_M, log_M, mask=is_row_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def merge_attention(
     out_a, lse_a, out_b, lse_b, out, lse, num_rows, heads,
     a_t, a_h, lse_a_t, b_t, b_h, lse_b_t, out_t, out_h, lse_t,

@@ -102,9 +102,7 @@ def act_mul(x, out, num_rows, width, x_stride, out_stride, GATE: tl.constexpr, R
     x_rows = x + rows.to(tl.int64) * x_stride
     gate = tl.load(x_rows + cols, mask, other=0.0).to(tl.float32)
     up = tl.load(x_rows + width + cols, mask, other=0.0).to(tl.float32)
-    tl.store(
-        out + rows.to(tl.int64) * out_stride + cols, cast(activation(gate, GATE) * up, out.dtype.element_ty), mask
-    )
+    tl.store(out + rows.to(tl.int64) * out_stride + cols, cast(activation(gate, GATE) * up, out.dtype.element_ty), mask)
 
 
 @triton.jit

@@ -79,7 +79,7 @@ def walk(
     return acc_MV, m_M, l_M
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests", "num_tiles"])
 def attention_tile(
     q, k, v, out, lse, query_start_loc, kv_lengths, block_table, sinks, slopes, k_scale, v_scale,
     num_requests, num_tiles, kv_heads,
@@ -157,7 +157,7 @@ def attention_tile(
         tl.store(lse + row_M * lse_t + head_M, log_M, mask=is_row_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests", "first_program", "num_splits"])
 def attention_split(
     q, k, v, parts, stats, query_start_loc, kv_lengths, block_table, slopes, k_scale,
     num_requests, first_program, kv_heads, num_splits,

@@ -50,7 +50,7 @@ def walk(
     return acc_MC, m_M, l_M
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests", "first_tile", "num_splits"])
 def mla_attention(
     q_latent, q_rope, latents, out, lse, parts, stats, query_start_loc, seq_lens, block_table,
     num_requests, first_tile, num_splits,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from octavo.backends.common.attention import PagedAttentionOps
-from octavo.backends.common.attention_call import attention_cost, chunks
+from octavo.backends.common.attention_call import chunks
 from octavo.backends.common.gpu import Gpu
 from octavo.core.backend import AttentionMetadata, AttentionSpec, KVCache, KVCacheSpec, KVLayout, RowSpec
 from octavo.core.backend.ops import StepPlan
@@ -288,13 +288,3 @@ def test_a_head_is_covered_by_powers_of_two() -> None:
         1: (16, 0),
     }
     assert {width: chunks(width) for width in widths} == widths | {20: (32, 0)}
-
-
-def test_costs_count_what_rows_see() -> None:
-    cost = attention_cost(
-        ((1, 100), (4, 10), (0, 50)), heads=8, kv_heads=2, head_dim=64, v_head_dim=32, q_dtype=BF16, kv_dtype=BF16,
-        window=20,
-    )  # fmt: skip
-    pairs = 20 + 7 + 8 + 9 + 10
-    assert cost.flops == {"bfloat16": 2 * pairs * 8 * 96}
-    assert cost.bytes == 5 * 8 * 96 * 2 + (20 + 10) * 2 * 96 * 2

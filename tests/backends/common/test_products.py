@@ -8,18 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from octavo.backends.common.experts import ExpertOps, grouped_gemm_cost
-from octavo.backends.common.forms import Form
+from octavo.backends.common.experts import ExpertOps
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.launch import Recorder
 from octavo.backends.common.packed import GpuWeight
-from octavo.backends.common.products import ProductOps, gemm_cost
+from octavo.backends.common.products import ProductOps
 from octavo.backends.common.quantize import QuantizeOps
 from octavo.backends.common.tuning import PinnedTable
 from octavo.core.backend.ops import Epilogue, NormPrologue, PackedWeight
 from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
 from octavo.core.backend.reference.ops import ReferenceOps
-from octavo.core.backend.specs import GemmSpec, GroupedGemmSpec, WeightSpec
+from octavo.core.backend.specs import GemmSpec, WeightSpec
 from octavo.core.base.errors import UnsupportedOp
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -278,17 +277,6 @@ def test_what_is_refused_raises(ops: Ops, gpu: Gpu) -> None:
         assert products.supports("gemm", foreign) is not None
     with pytest.raises(UnsupportedOp):
         ops.experts.grouped_gemm(x, [], torch.zeros(1, dtype=torch.int32), out=out)
-
-
-def test_a_cost_counts_each_byte_once() -> None:
-    weight = WeightSpec(256, 512, BF16)
-    plain = gemm_cost(GemmSpec(weight, BF16, F32, residual=True), Form("plain", BF16), 3)
-    assert plain.bytes == 256 * 512 * 2 + 3 * 512 * 2 + 2 * 3 * 256 * 4
-    assert plain.flops == {"bfloat16": 2.0 * 3 * 256 * 512}
-    nibbles = gemm_cost(GemmSpec(weight, BF16, BF16), Form("uint4", torch.uint8, 32, True), 1)
-    assert nibbles.bytes == 256 * (512 // 2 + 2 * 4 * 512 // 32) + 512 * 2 + 256 * 2
-    grouped = grouped_gemm_cost(GroupedGemmSpec(weight, 4, BF16, BF16), Form("plain", BF16), (5, 0, 1, 0))
-    assert grouped.bytes == 2 * 256 * 512 * 2 + 6 * (512 + 256) * 2
 
 
 def test_nothing_is_asked_of_the_device_by_packing(ops: Ops) -> None:
