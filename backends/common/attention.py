@@ -43,8 +43,8 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 FP8 = {"e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}
 
 MAX_HEAD_DIM = 576
-PART_FLOATS = 64 * (128 + 2)
-"""Workspace of one program: 64 rows of 128 sums, m and l. Wider heads and taller tiles are cut into fewer splits."""
+PART_FLOATS = 64 * (256 + 2)
+"""Workspace of one program: 64 rows of 256 sums, m and l. Wider heads and taller tiles are cut into fewer splits."""
 
 FIXED_ROOM = 4
 """Times as much where deterministic: all splits of one program must have room, and half a million keys have 1,000."""
@@ -265,6 +265,7 @@ class PagedAttentionOps:
         return self._gpu.tuning.pick(
             kernel,
             bits=32 if in_fp32(q_THD.dtype, keys.k.dtype) else 16,
+            kv_bits=8 * keys.k.element_size(),
             width=max(padded(head_dim), padded(keys.v.shape[-1])),
             mode="fixed" if self._gpu.deterministic else "free",
             rows=0 if self._gpu.deterministic else rows,
