@@ -19,6 +19,8 @@ from __future__ import annotations
 import argparse
 import importlib
 
+from octavo.core.cli.interrupt import quiet_imports
+
 SUITE = "octavo.conformance.command"
 """Found by name: the suite stands above the command line, and an installation may leave it out."""
 
@@ -52,5 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: the profile is met, the report holds, or every mutant is caught; else 1."""
-    code: int = importlib.import_module(SUITE).run(args)
+    with quiet_imports():
+        suite = importlib.import_module(SUITE)
+    code: int = suite.run(args)
     return code

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from octavo.core.base.errors import ConfigError, OctavoError, UserError
 from octavo.core.base.names import did_you_mean
+from octavo.core.cli.interrupt import INTERRUPTED, quiet_imports
 
-INTERRUPTED, READER_GONE = 130, 141
+READER_GONE = 141
 
 
 class Command(NamedTuple):
@@ -78,9 +79,10 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         what = "flag" if name.startswith("-") else "command"
         raise ConfigError(f"unknown {what} {name!r}{did_you_mean(name, [*COMMANDS, '--help', '--version'])}")
-    from octavo.core.cli.parser import Parser
+    with quiet_imports():
+        from octavo.core.cli.parser import Parser
 
-    command = importlib.import_module(f"octavo.core.cli.{COMMANDS[name].module}")
+        command = importlib.import_module(f"octavo.core.cli.{COMMANDS[name].module}")
     parser = Parser(prog=f"octavo {name}", description=command.__doc__)
     command.add_arguments(parser)
     args = parser.parse(rest)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import ConfigError, InvalidRequest
 from octavo.core.cli.flags import add_config_flags, add_model, engine_config, engine_keywords
+from octavo.core.cli.interrupt import quiet_imports
 from octavo.core.cli.sampling import add_sampling_flags, sampling_params
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
         if not prompt.strip():
             raise ConfigError("there is no prompt: give PROMPT, pipe text in, or run it in a terminal to chat")
 
-    from octavo import LLM
+    with quiet_imports():
+        from octavo import LLM
 
     with LLM(**engine_keywords(config)) as llm:
         if prompt is None:

@@ -6,6 +6,7 @@ import argparse
 
 from octavo.core.base.config import EngineConfig, ServeConfig
 from octavo.core.cli.flags import add_config_flags, add_model, engine_config, serve_config
+from octavo.core.cli.interrupt import quiet_imports
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the settings, then serve."""
     engine, server = engine_config(args), serve_config(args)
-    from octavo.core.serve.launch import serve
+    with quiet_imports():
+        from octavo.core.serve.launch import serve
 
     return serve(engine, server)

@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 import resource
+import signal
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 
 from octavo import __version__
 from octavo.core.base.errors import CheckpointError, EngineDead
+from octavo.core.cli import interrupt
 from octavo.core.cli import main as front
 
 COMMANDS = sorted(front.COMMANDS)
@@ -142,6 +144,26 @@ def test_ctrl_c_is_quiet(capsys, monkeypatch):
     monkeypatch.setattr(importlib.import_module("octavo.core.cli.doctor"), "run", interrupt)
     assert front.main(["doctor"]) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_in_an_import_that_makes_another_error_of_it_is_quiet():
+    code = (
+        "import os, signal\n"
+        "from octavo.core.cli.interrupt import quiet_imports\n"
+        "with quiet_imports():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        "        raise ImportError('cannot load module')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_after_the_imports_ctrl_c_is_an_exception_again():
+    with interrupt.quiet_imports():
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_reader_that_goes_away_is_no_error():
