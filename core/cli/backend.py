@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"wrote {folder}")
     print("next:")
     print(f"  pip install --no-build-isolation -e {folder}")
-    print(f"  octavo conform --backend {args.name} --only rms_norm")
+    print(f"  octavo conform --backend {args.name} --profile smoke --only rms_norm")
     return 0
 
 
