@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,6 +34,7 @@ from octavo.core.base.names import did_you_mean
 
 MET, NOT_MET = 0, 1
 DEFAULT_SEEDS = 3
+DIFFERENCES_SHOWN = 20
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,12 +111,17 @@ def _verify(args: argparse.Namespace, path: str) -> int:
     report = json.decode(_read(path), source=path)
     with ProgressLine() as line:
         outcome = verify(report, share, line.case, in_process=args.in_process, jobs=_jobs(args))
+    for reason in outcome.uncompared:
+        print(f"note: figures were NOT compared, statuses only: {reason}")
     for note in outcome.notes:
         print(f"note: {note}")
-    for difference in outcome.differences:
+    for difference in outcome.differences[:DIFFERENCES_SHOWN]:
         print(difference)
+    if len(outcome.differences) > DIFFERENCES_SHOWN:
+        print(f"… and {len(outcome.differences) - DIFFERENCES_SHOWN} more differences")
     verdict = "holds" if outcome.holds else f"does NOT hold: {len(outcome.differences)} differ"
-    print(f"{path}: {outcome.replayed} of {len(report.cases)} cases replayed; the report {verdict}")
+    figures = f", the figures of 0, for {len(outcome.uncompared)} reasons" if outcome.uncompared else ""
+    print(f"{path}: {outcome.replayed} of {len(report.cases)} cases replayed{figures}; the report {verdict}")
     return MET if outcome.holds else NOT_MET
 
 
@@ -194,17 +200,26 @@ def _refuse_unwritable(*paths: str | None) -> None:
 def _write(path: str | None, data: bytes) -> None:
     if path is None:
         return
-    is_special = _is_special(path)
-    # A name of this process's own: of two runs that write one report the later wins, whole.
-    partial = Path(path if is_special else f"{path}.{os.getpid()}.partial")
     try:
-        partial.write_bytes(data)
-        if not is_special:
-            partial.replace(path)  # Whole, or not at all: a full disk or Ctrl-C leaves what was there before.
+        if _is_special(path):
+            Path(path).write_bytes(data)
+        else:
+            _replace(Path(path), data)
     except OSError as error:
-        if not is_special:
-            partial.unlink(missing_ok=True)
         raise ConfigError(f"{path} can't be written: {error.strerror}; name another file") from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write whole, or not at all: a full disk or Ctrl-C leaves what was there before, and nothing beside it."""
+    # A name of this call's own: of two runs that write one report the later wins, whole.
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
+    try:
+        with partial.open("xb") as file:
+            file.write(data)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _is_special(path: str) -> bool:

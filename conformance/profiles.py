@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.conformance.case import Case
-from octavo.conformance.harness.result import BAD, OWN_KERNELS, CaseResult, Status
+from octavo.conformance.harness.result import BAD, OWN_KERNELS, Status
+from octavo.conformance.report.json import Entry
 from octavo.core.base.errors import ConfigError
 
 
@@ -37,11 +38,10 @@ class Profile:
     def contains(self, case: Case) -> bool:
         return self.name == "full" or self.name in case.profiles
 
-    def failures(self, results: Iterable[CaseResult], *, is_deterministic: bool) -> list[str]:
-        """Why the profile is not met, one line per case; empty when it is. No result at all is a failure."""
-        results = list(results)
-        reasons = [f"{r.name}: {r.status}: {r.detail}" for r in results if not self.accepts(r.status, r.ops)]
-        if not results:
+    def failures(self, entries: Sequence[Entry], *, is_deterministic: bool) -> list[str]:
+        """Why the profile is not met, one line per case; empty when it is. No case at all is a failure."""
+        reasons = [f"{e.id}: {e.status}: {e.detail}" for e in entries if not self.accepts(e.status, e.ran)]
+        if not entries:
             reasons.append("no case was run")
         if self.needs_determinism and not is_deterministic:
             reasons.append("the backend declares itself non-deterministic")

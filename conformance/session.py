@@ -14,6 +14,7 @@ import datetime
 import math
 import secrets
 import shlex
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from octavo.conformance import builds, perf, suite
-from octavo.conformance.case import COMMUNICATOR, Case, always
+from octavo.conformance.case import Case, always
 from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import Gap, load_gaps
 from octavo.conformance.harness.result import CaseResult, Status
@@ -36,9 +37,10 @@ from octavo.conformance.harness.worker import (
 )
 from octavo.conformance.profiles import LEVELS, PROFILES, UNCASED, level_of, profile_named
 from octavo.conformance.provenance import plug_in, software
-from octavo.conformance.report.json import SCHEMA_VERSION, Device, Report, Run, Verdict, entry
+from octavo.conformance.report.json import SCHEMA_VERSION, Device, Report, Run, entry
+from octavo.conformance.verdict import chosen, verdict
 from octavo.conformance.version import SPEC_VERSION, SUITE_VERSION, must_pass_hash
-from octavo.core.backend import API_VERSION, OP_NAMES, BackendInfo, BackendRegistry
+from octavo.core.backend import API_VERSION, BackendInfo, BackendRegistry
 from octavo.core.base.errors import ConfigError
 
 BUILT_IN = ("reference", "none")
@@ -51,7 +53,7 @@ Progress = Callable[[CaseResult, int, int], None]
 
 
 def fresh_seed() -> int:
-    """One that no plug-in can know."""
+    """One that nobody can have prepared for."""
     return secrets.randbelow(2**31)
 
 
@@ -95,9 +97,7 @@ class Settings:
 
 def selected(settings: Settings) -> list[Case]:
     """The cases of the settings. Raises ConfigError when there are none."""
-    only = settings.only
-    op, name = (only, None) if only in (*OP_NAMES, COMMUNICATOR, *LEVELS) else (None, only)
-    cases = suite.select(settings.profile_name, op=op, name=name)
+    cases = chosen(settings.profile_name, settings.only)
     if settings.timeout_s is None:
         return cases
     return [replace(case, timeout_s=settings.timeout_s) for case in cases]
@@ -138,7 +138,8 @@ def open_runners(settings: Settings, name: str, *, num_threads: int | None = Non
     jobs = settings.jobs or 1
     if jobs > 1 and settings.in_process:
         raise ConfigError(f"--jobs {jobs} needs a worker process each; leave out --in-process", field="jobs")
-    with ThreadPoolExecutor(jobs) as threads:  # They start side by side: imports take seconds.
+    # They start side by side: imports take seconds.
+    with ThreadPoolExecutor(jobs, initializer=_without_interrupts) as threads:
         starting = [threads.submit(open_runner, settings, name, num_threads=num_threads) for _ in range(jobs)]
     runners = [start.result() for start in starting if start.exception() is None]
     try:
@@ -148,6 +149,11 @@ def open_runners(settings: Settings, name: str, *, num_threads: int | None = Non
     finally:
         for runner in runners:
             runner.close()
+
+
+def _without_interrupts() -> None:
+    """Keep Ctrl-C from the processes that this thread starts, which inherit its mask: our main thread ends them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def conform(settings: Settings, progress: Progress | None = None) -> Report:
@@ -244,11 +250,13 @@ def _report(
     no_claim: str = "",
     not_run: Sequence[str] = (),
 ) -> Report:
+    entries = [entry(result) for result in results]
+    budget_s = math.inf if settings.budget_s is None else settings.budget_s
     return Report(
         schema_version=SCHEMA_VERSION,
         run=run,
-        verdict=verdict(settings, results, run.capabilities, no_claim=no_claim, not_run=len(not_run)),
-        cases=[entry(result) for result in results],
+        verdict=verdict(run, entries, no_claim=no_claim, not_run=len(not_run), budget_s=budget_s),
+        cases=entries,
         not_applicable=not_applicable,
         not_run=list(not_run),
     )
@@ -305,40 +313,6 @@ def must_pass(profile: str) -> dict[str, str]:
     return {
         name: must_pass_hash(profile_named(name), suite.families(suite.modules_of(name)).values()) for name in names
     }
-
-
-def verdict(
-    settings: Settings, results: Sequence[CaseResult], facts: Facts, *, no_claim: str = "", not_run: int = 0
-) -> Verdict:
-    """The profile's verdict.
-
-    Args:
-        no_claim: why it says nothing about a device, beside what the facts and settings tell.
-        not_run: cases that there was no time for.
-    """
-    profile = profile_named(settings.profile_name)
-    reasons = profile.failures(results, is_deterministic=facts.deterministic)
-    if not_run:
-        reasons.append(f"{not_run} cases were not run: the budget of {settings.budget_s:g} s was spent")
-    no_claim = _no_claim(settings, facts) or no_claim
-    return Verdict(profile=profile.name, is_met=not reasons, is_claim=not no_claim, no_claim=no_claim, reasons=reasons)
-
-
-def _no_claim(settings: Settings, facts: Facts) -> str:
-    """Why the run says nothing about a device; empty when it does."""
-    profile = profile_named(settings.profile_name)
-    if facts.is_emulated:
-        return f"the device was not there, another one did its work ({facts.device_name})"
-    if settings.only is not None:
-        return f"it was narrowed to {settings.only}"
-    if not profile.is_claim:
-        return f"the profile {profile.name} only exercises the suite"
-    return "cases of several ranks need worker processes" if _lacks_groups(settings, facts) else ""
-
-
-def _lacks_groups(settings: Settings, facts: Facts) -> bool:
-    """Whether cases that concern the backend were left out for want of a process per rank."""
-    return settings.in_process and any(c.world > 1 and c.requires(facts) is None for c in selected(settings))
 
 
 def _option_flags(settings: Settings) -> str:

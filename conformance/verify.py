@@ -1,9 +1,10 @@
 """Checks somebody's report: a random share of its cases is run again with its seed, and must come out the same.
 
-    Report ──► same suite, specification, cases and seed? ──► sample ──► run ──► statuses equal, figures equal
+    Report ──► same suite, specification and cases? ──► consistent in itself (audit.py)?
+           ──► sample ──► run with its seed ──► capabilities, statuses equal, figures equal
 
 The figures are compared only where they are bound to repeat: the same kind of device and plug-in, declared
-deterministic. Everywhere the statuses are.
+deterministic. Everywhere the statuses are. What was not compared, and why, is part of the outcome.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.conformance import suite
+from octavo.conformance.audit import contradictions
 from octavo.conformance.case import Case
 from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import load_gaps
-from octavo.conformance.profiles import LEVELS, PROFILES, UNCASED, profile_named
+from octavo.conformance.profiles import LEVELS, PROFILES, UNCASED
 from octavo.conformance.provenance import plug_in, software
 from octavo.conformance.report.json import Entry, Figure, Report, entry
 from octavo.conformance.session import (
@@ -47,12 +49,14 @@ class Outcome:
     """What replaying gave.
 
     Attributes:
-        differences: a line per case that came out otherwise.
-        notes: what could not be compared, and why.
+        differences: a line per case that came out otherwise, and per thing in the report that can't be so.
+        uncompared: why figures were not compared; empty when they were.
+        notes: cases that could not be replayed, and why.
     """
 
     replayed: int
     differences: list[str]
+    uncompared: list[str]
     notes: list[str]
 
     @property
@@ -80,21 +84,18 @@ def verify(
         unable = {case.name: why for case in cases if (why := runners[0].unable(case)) is not None}
         able = [case for case in cases if case.name not in unable]
         shared = measured(runners, able, settings, gaps=gaps, progress=progress)
-    notes = _notes(report, info, facts)
+    uncompared = _uncompared(report, info, facts)
     again = {result.name: entry(result) for result in shared.results}
     differences = [
         f"{name}: in the report, and not for this backend: {why}" for name, why in shared.inapplicable.items()
     ]
     for known in sample:
-        if known.id in again and (what := compared(known, again[known.id], with_figures=not notes)):
+        if known.id in again and (what := compared(known, again[known.id], with_figures=not uncompared)):
             differences.append(f"{known.id}: {what}")
-    missing, extra = _coverage(report, facts)
-    differences += [f"{name}: belongs to the profile, and is not in the report" for name in missing]
-    differences += [f"{name}: in the report, and not of the profile" for name in extra]
-    differences += _false_verdict(report)
-    return Outcome(
-        len(shared.results), differences, [*notes, *(f"{n}: not replayed: {why}" for n, why in unable.items())]
-    )
+    differences += _other_capabilities(report.run.capabilities, facts)
+    differences += contradictions(report)
+    notes = [f"{name}: not replayed: {why}" for name, why in unable.items()]
+    return Outcome(len(shared.results), differences, uncompared, notes)
 
 
 def refuse_foreign(report: Report) -> None:
@@ -108,7 +109,7 @@ def refuse_foreign(report: Report) -> None:
     ):
         if theirs != ours:
             raise ConfigError(
-                f"the report has {what} {theirs}, this suite {ours}: verify it with Octavo {run.software.octavo}",
+                f"the report has {what} {theirs}, this suite {ours}: {_remedy(report, f'is of another {what}')}",
                 field="report",
             )
     if run.profile not in PROFILES | LEVELS:
@@ -119,9 +120,17 @@ def refuse_foreign(report: Report) -> None:
     if theirs_hash != ours_hash:
         raise ConfigError(
             f"the report's must-pass hash of profile {run.profile} is {theirs_hash}, this suite's {ours_hash}: the "
-            f"profile's cases differ; verify it with Octavo {run.software.octavo}",
+            f"profile's cases differ; {_remedy(report, 'is of other cases')}",
             field="report",
         )
+
+
+def _remedy(report: Report, what: str) -> str:
+    """What to do about a report that says it was made by another suite."""
+    theirs, ours = report.run.software.octavo, software({}).octavo
+    if theirs != ours:
+        return f"verify it with Octavo {theirs}"
+    return f"the report names Octavo {theirs}, which is the one here, and {what} than its Octavo has; make it anew"
 
 
 def compared(known: Entry, again: Entry, *, with_figures: bool) -> str:
@@ -130,6 +139,8 @@ def compared(known: Entry, again: Entry, *, with_figures: bool) -> str:
         return f"{again.status}, and {known.status} in the report: {again.detail or known.detail}"
     if known.implementation != again.implementation:
         return f"ran on {again.implementation or 'nothing'}, and on {known.implementation or 'nothing'} in the report"
+    if known.ran != again.ran:
+        return f"bound {', '.join(again.ran) or 'nothing'}, and {', '.join(known.ran) or 'nothing'} in the report"
     for name in ("share", "rms", "gain") if with_figures else ():
         here, there = getattr(again, name), getattr(known, name)
         if not _equal(here, there):
@@ -156,30 +167,23 @@ def _case(known: Entry, suite_cases: Mapping[str, Case]) -> Case:
     return case
 
 
-def _coverage(report: Report, facts: Facts) -> tuple[list[str], list[str]]:
-    """Cases that the report leaves out, or has in excess; a narrowed report makes no claim to be whole."""
-    if report.run.only:
-        return [], []
-    profile = profile_named(report.run.profile)
-    everything = suite.families(suite.modules_of(profile.name)).values()
-    wanted = {c.name for c in everything if profile.contains(c) and c.requires(facts) is None}
-    present = {known.id for known in report.cases} | set(report.not_run)
-    return sorted(wanted - present), sorted(present - wanted)
+def _other_capabilities(told: Facts, here: Facts) -> list[str]:
+    """What the backend declares otherwise here, on a device of the same name: that decides cases and claims."""
+    if told.device_name != here.device_name:
+        return []
+    # Drivers, memory and groups are the host's, which may be another one.
+    names = [n for n in Facts.__struct_fields__ if n not in ("versions", "total_memory_bytes", "world_sizes")]
+    return [
+        f"run.capabilities.{name} is {getattr(told, name)}, and {getattr(here, name)} here"
+        for name in names
+        if getattr(told, name) != getattr(here, name)
+    ]
 
 
-def _false_verdict(report: Report) -> list[str]:
-    """A verdict that the report's own statuses contradict."""
-    profile = profile_named(report.run.profile)
-    spoiled = [known.id for known in report.cases if not profile.accepts(known.status, known.ran)]
-    if report.verdict.is_met and spoiled:
-        return [f"the report calls profile {profile.name} met, and {spoiled[0]} spoils it"]
-    return []
-
-
-def _notes(report: Report, info: BackendInfo, facts: Facts) -> list[str]:
+def _uncompared(report: Report, info: BackendInfo, facts: Facts) -> list[str]:
     """Why figures need not repeat here."""
     run, here = report.run, plug_in(info)
-    notes = [] if facts.deterministic else ["the backend declares itself non-deterministic"]
+    reasons = [] if facts.deterministic else ["the backend declares itself non-deterministic"]
     pairs = [
         ("device", run.device.name, facts.device_name),
         ("architecture", run.device.arch, facts.arch),
@@ -187,5 +191,4 @@ def _notes(report: Report, info: BackendInfo, facts: Facts) -> list[str]:
         ("commit", run.plug_in.git, here.git),
         ("torch", run.software.torch, software({}).torch),
     ]
-    notes += [f"{what} {ours}, and {theirs} in the report" for what, theirs, ours in pairs if theirs != ours]
-    return [f"{note}: figures are not compared" for note in notes]
+    return reasons + [f"{what} {ours}, and {theirs} in the report" for what, theirs, ours in pairs if theirs != ours]

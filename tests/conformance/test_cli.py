@@ -222,3 +222,26 @@ def test_the_command_line_reaches_the_suite_without_importing_it() -> None:
         "sys.exit(any(m.startswith('octavo.conformance') or m == 'torch' for m in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": "src"}, timeout=60)
+
+
+def test_a_report_that_can_not_be_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def interrupted(self: Path, _: object) -> None:
+        seen.append(self.name)
+        raise KeyboardInterrupt
+
+    report = tmp_path / "report.json"
+    report.write_bytes(b"before")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                command._write(str(report), b"after")
+    assert len(set(seen)) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert report.read_bytes() == b"before"
+    command._write(str(report), b"after")
+    assert report.read_bytes() == b"after"

@@ -23,7 +23,8 @@ from octavo.conformance.harness.result import CaseResult, Status
 from octavo.conformance.report import figures, matrix, table
 from octavo.conformance.report import html as page
 from octavo.conformance.report import json as file
-from octavo.conformance.session import Settings, conform, verdict
+from octavo.conformance.session import Settings, conform
+from octavo.conformance.verdict import verdict
 from octavo.conformance.version import must_pass_hash
 from octavo.core.backend import API_VERSION, BackendInfo
 from octavo.core.base.errors import ConfigError
@@ -57,11 +58,16 @@ def test_the_schema_that_is_checked_in_is_the_schema_of_the_code() -> None:
     )
 
 
-def test_an_emulated_device_makes_no_claim_and_the_report_says_why() -> None:
-    whole = Settings(backend="acme", profile="smoke")
-    real, emulated = (Facts.of(HostBackend(is_emulated=it).capabilities) for it in (False, True))
-    assert verdict(whole, [], real).is_claim
-    judged = verdict(whole, [], emulated)
+def test_an_emulated_device_makes_no_claim_and_the_report_says_why(report: file.Report) -> None:
+    real, emulated = (
+        msgspec.structs.replace(
+            report.run, profile="smoke", only="", capabilities=Facts.of(HostBackend(is_emulated=it).capabilities)
+        )
+        for it in (False, True)
+    )
+    isolated = msgspec.structs.replace(real, isolated=True)
+    assert verdict(isolated, report.cases).is_claim
+    judged = verdict(emulated, report.cases)
     assert not judged.is_claim
     assert judged.no_claim == "the device was not there, another one did its work (host)"
 
