@@ -1,6 +1,7 @@
 """Where a case's numbers come from: one generator per (run seed, case name), so that a case reruns alone.
 
-The run's seed is fresh unless the user gives one, and no backend is ever told it.
+The run's seed is fresh unless the user gives one, so that no plug-in can hold answers made beforehand. It is no secret:
+it is drawn from in the process in which the backend runs.
 """
 
 from __future__ import annotations
