@@ -36,6 +36,7 @@ FAMILIES = (
     "octavo.conformance.grid.rope_cache",
     "octavo.conformance.grid.blocks",
     "octavo.conformance.grid.paged_attention",
+    "octavo.conformance.grid.paged_again",
     "octavo.conformance.grid.attention",
     "octavo.conformance.grid.merge_attention",
     "octavo.conformance.grid.mla",

@@ -146,6 +146,7 @@ def _faults(point: Point) -> frozenset[str]:
         "gemm-k-not-multiple-256": point.k == 384,
         "gemm-16-bit-accumulator": point.k in {100, 1000} and point.epilogue == "none",
         "gemm-bias-dropped": point.has_bias,
+        "weight-lost-after-one-product": point.m == 1,
         "gemm-residual-dropped": point.has_residual,
         "gemm-row-tail-uninitialised": point.m in {17, 65},
     }

@@ -2,6 +2,8 @@
 
     attempt 1: NaN in outputs, gaps, unused KV      ┐ outputs must agree bit for bit, unless the backend declares
     attempt 2: huge finite values in the same       ┘ itself non-deterministic
+        │
+        └ the weights that attempt 1 packed and used: what a product did to its weight shows
 
 Faults of an attempt: guard bands, gaps or inputs changed; elements never written; non-finite or all-zero outputs; an
 op that raises; outputs that still change after the device said it was done. The oracle comes later, elsewhere.
@@ -17,15 +19,19 @@ from functools import partial
 import torch
 
 from octavo.conformance.case import COMMUNICATOR, Case
-from octavo.conformance.draw import Draw
+from octavo.conformance.draw import Draw, case_seed
 from octavo.conformance.facts import Facts
 from octavo.conformance.harness.bench import Bench
 from octavo.conformance.harness.poison import Poison, same_bits
 from octavo.conformance.harness.refusal import answers, ran_all_the_same, wavering
 from octavo.conformance.harness.result import OWN_KERNELS, Outcome, TensorBytes
 from octavo.conformance.trial import Role, Trial
-from octavo.core.backend import Communicator, DeviceBackend, Unsupported
+from octavo.core.backend import Communicator, DeviceBackend, PackedWeight, Unsupported
 from octavo.core.base.errors import RankLost, UnsupportedOp
+
+WATCHED = 2
+WATCH_S = 0.03
+"""The outputs of one case in so many are looked at for so long, after the device said that its work was done."""
 
 
 def execute(
@@ -52,9 +58,13 @@ def execute(
         facts = Facts.of(backend.capabilities)
         trial = case.build(Draw(seed, case.name, case.op, facts, rank=rank))
         with _group(case, backend, rank, address) as group:
-            for poison in Poison:
-                make = partial(Bench, trial, backend, poison, strict=strict, options=options, group=group)
-                seen.append(_attempt(case, trial, make, poison, outcome))
+            make = partial(Bench, trial, backend, strict=strict, options=options, group=group)
+            outputs, weights = _attempt(case, trial, make, Poison.NAN, outcome)
+            seen.append(outputs)
+            make = partial(make, weights=weights)
+            watch_s = WATCH_S if is_watched(case, seed) else 0.0
+            outputs, _ = _attempt(case, trial, make, Poison.HUGE, outcome, watch_s)
+            seen.append(outputs)
     except Exception as error:
         _record(case, error, outcome)
         if outcome.is_refused and case.world == 1 and ran_all_the_same(case, trial, backend):
@@ -67,6 +77,11 @@ def execute(
     outcome.attempts = [{name: TensorBytes.of(x) for name, x in outputs.items()} for outputs in seen]
     outcome.seconds = time.perf_counter() - started
     return outcome
+
+
+def is_watched(case: Case, seed: int) -> bool:
+    """Whether a late write is waited for. By the seed, so that a case reruns alike."""
+    return case_seed(seed, case.name) % WATCHED == 0
 
 
 @contextmanager
@@ -82,9 +97,10 @@ def _group(case: Case, backend: DeviceBackend, rank: int, address: str) -> Itera
 
 
 def _attempt(
-    case: Case, trial: Trial, make: Callable[[], Bench], poison: Poison, outcome: Outcome
-) -> dict[str, torch.Tensor]:
-    bench = make()  # The only name of it: pools, which may be huge, must be gone before the next attempt's come.
+    case: Case, trial: Trial, make: Callable[[Poison], Bench], poison: Poison, outcome: Outcome, watch_s: float = 0.0
+) -> tuple[dict[str, torch.Tensor], dict[str, PackedWeight]]:
+    """What came out, and the weights, which were used."""
+    bench = make(poison)  # The only name of it: pools, which may be huge, must be gone before the next attempt's come.
     said: list[Unsupported | None] = []
     if case.spec is not None:
         said += answers(bench.backend, case.op, bench.localized(case.spec))
@@ -101,13 +117,15 @@ def _attempt(
     if case.spec is not None:
         said += answers(bench.backend, case.op, bench.localized(case.spec))
     outputs, faults = bench.read()
-    again, _ = bench.read()
+    time.sleep(watch_s)
+    again, late = bench.read()
+    faults += [fault for fault in late if fault not in faults]
     for name in outputs:
         if not bool(same_bits(outputs[name], again[name]).all()):
             outcome.mistrust.append(f"{name} still changed after the device said that all its work was done")
     faults += _suspicious(trial, outputs) + wavering(said)
     outcome.faults += [f"{fault} (under {poison} poison)" for fault in faults]
-    return outputs
+    return outputs, bench.weights
 
 
 def _note_choice(case: Case, bench: Bench, outcome: Outcome) -> None:

@@ -44,6 +44,7 @@ class Bench:
         opset: for models, which bind their own ops.
         strict, options: of `--strict-backend` and `--backend-option`, for an engine that makes the backend once more.
         ran: what such an engine bound, written by the trial's `run`.
+        weights: packed, by name; for the next attempt, which uses them again.
     """
 
     def __init__(
@@ -55,7 +56,12 @@ class Bench:
         strict: bool = False,
         options: Mapping[str, str] | None = None,
         group: Communicator | None = None,
+        weights: Mapping[str, PackedWeight] | None = None,
     ) -> None:
+        """
+        Args:
+            weights: the trial's, as an earlier attempt packed and used them; None packs them anew.
+        """
         self.backend = backend
         self._group = group
         self.opset = opset = OpSet(backend, strict=strict)
@@ -65,7 +71,7 @@ class Bench:
         self._poison = poison
         self._buffers = {t.name: GuardedBuffer(t, backend, poison) for t in trial.tensors}
         self._pools = {p.name: PoolOnDevice(p, backend, opset, poison) for p in trial.pools}
-        self._weights = {w.name: self._place(w) for w in trial.weights}
+        self.weights = {w.name: self._place(w) for w in trial.weights} if weights is None else dict(weights)
         self._looked_up = next((w.spec for w in trial.weights if isinstance(w.spec, GemmSpec)), None)
         backend.synchronize()
 
@@ -75,7 +81,7 @@ class Bench:
         return self._buffers[name].view
 
     def weight(self, name: str) -> PackedWeight:
-        return self._weights[name]
+        return self.weights[name]
 
     def kv(self, name: str) -> KVCache:
         return self._pools[name].kv

@@ -104,9 +104,10 @@ class HostBackend(HostDevice):
 def _interleaved(pool: KVPool, spec: KVCacheSpec) -> KVCache:
     """Each token's heads hold K then V: [block, slot, head, K D | V Dv]."""
     flat = pool.storage.view(spec.dtype)
+    first = int(flat.storage_offset())  # as_strided counts from the memory's beginning, not the tensor's
     width = spec.head_dim + spec.v_head_dim
     strides = (pool.block_bytes // spec.dtype.itemsize, spec.num_kv_heads * width, width, 1)
     shape = (pool.num_blocks, spec.block_size, spec.num_kv_heads)
-    key = flat.as_strided((*shape, spec.head_dim), strides, 0)
-    value = flat.as_strided((*shape, spec.v_head_dim), strides, spec.head_dim)
+    key = flat.as_strided((*shape, spec.head_dim), strides, first)
+    value = flat.as_strided((*shape, spec.v_head_dim), strides, first + spec.head_dim)
     return KVCache(spec, KVLayout.NHD, pool.num_blocks, key, value, pool.storage)

@@ -56,6 +56,7 @@ def assess(
     result.implementation, result.ops, result.seconds = outcome.implementation, outcome.ops, outcome.seconds
     result.digest = digest_of(outcomes)
     _summarize(result, findings)
+    _refuse_bad_figures(result)
     _apply_gap(result, gap)
     return result
 
@@ -87,9 +88,10 @@ def _check(case: Case, facts: Facts, outcomes: Sequence[Outcome], seed: int) -> 
         for attempt in outcome.attempts:
             found = trial.check({name: x.tensor() for name, x in attempt.items()})
             findings += found if case.world == 1 else of_rank(rank, found)
-    if trial.is_empty:
-        return findings, problems
     problems += disagreements(outcomes, trial.shared)
+    if trial.is_empty:
+        problems += [_problem(finding) for finding in findings if not finding.worst <= 1]
+        return findings, problems
     if missing := set(case.lanes) - {f.lane for f in findings if f.compared}:
         problems.append(f"nothing was compared in lane {', '.join(sorted(missing))}")
     for finding in findings:
@@ -125,6 +127,14 @@ def _summarize(result: CaseResult, findings: list[Finding]) -> None:
     result.share, result.worst_output, result.worst_index = worst.share, worst.output, worst.index
     result.rms = max((f.rms for f in findings if f.rms is not None), default=None)
     result.gain = max((f.gain for f in findings if f.gain is not None), default=None)
+
+
+def _refuse_bad_figures(result: CaseResult) -> None:
+    """Whatever led to a good status: it never stands beside a figure beyond its limit, an infinite one or NaN."""
+    figures = {"share": result.share, "rms": result.rms, "gain": result.gain}
+    bad = [f"{name} {value:.3g}" for name, value in figures.items() if value is not None and not value <= 1]
+    if bad and result.status not in BAD | {Status.UNSUPPORTED}:
+        result.status, result.detail = Status.FAIL, f"{', '.join(bad)} of the limit, and no finding failed"
 
 
 def _apply_gap(result: CaseResult, gap: Gap | None) -> None:

@@ -3,7 +3,8 @@
     host image  key [n, S, K, D], value [n, S, K, Dv] of n tracked blocks (all of them; the named ones if lazy)
 
 Bytes go through the backend's own torch views where it has them, else through its scatter_blocks and gather_blocks.
-A lazy pool is never filled, so that terabytes of address space cost only the pages of the named blocks.
+A lazy pool is never filled, so that terabytes of address space cost only the pages of the named blocks. What lies
+between and around the blocks is surround.py's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from octavo.conformance.harness.poison import Poison, same_bits
+from octavo.conformance.harness.surround import Surroundings
 from octavo.conformance.trial import HostPool
 from octavo.core.backend import CacheSpec, DeviceBackend, KVCache, OpSet
 
@@ -30,8 +32,8 @@ class PoolOnDevice:
         self._backend = backend
         self._opset = opset
         spec = pool.spec
-        storage = backend.allocate_kv_pool(pool.num_blocks, spec.block_bytes + pool.pad_bytes)
-        self.kv: KVCache = backend.kv_view(storage, spec)
+        self._around = Surroundings(backend, spec, pool.num_blocks, spec.block_bytes + pool.pad_bytes)
+        self.kv: KVCache = self._around.kv
         self._ids = pool.block_ids if pool.is_lazy else list(range(pool.num_blocks))
         shape = (len(self._ids), spec.block_size, spec.num_kv_heads)
         self._key = poison.filled((*shape, spec.head_dim), spec.dtype)
@@ -43,6 +45,7 @@ class PoolOnDevice:
             if content is not None:
                 for image, part in zip((self._key, self._value), content, strict=True):
                     image[rows[block], : part.shape[0]].copy_(part)
+        self._around.fill(poison, self._ids if pool.is_lazy else None)
         self._write()
 
     def read(self) -> tuple[dict[str, torch.Tensor], list[str]]:
@@ -58,6 +61,11 @@ class PoolOnDevice:
                 faults.append(f"{name}: {len(bad)} slots were overwritten that must not be: {where}")
             if self._written:
                 outputs[name] = torch.stack([after[at] for at in self._written])
+        if around := self._around.changed():
+            faults.append(
+                f"{self.pool.name}: {len(around)} bytes between or around its blocks were overwritten, "
+                f"bytes {around[0]} to {around[-1]} from the first block's first"
+            )
         return outputs, faults
 
     def _write(self) -> None:

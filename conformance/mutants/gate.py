@@ -31,6 +31,7 @@ MODULES = (
     "octavo.conformance.mutants.sampling",
     "octavo.conformance.mutants.comm",
     "octavo.conformance.mutants.replay",
+    "octavo.conformance.mutants.again",
     "octavo.conformance.mutants.batches",
 )
 """Modules with a tuple MUTANTS, in the report's order."""

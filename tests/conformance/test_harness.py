@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import re
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from octavo.conformance.case import Case
+from octavo.conformance.draw import Draw
+from octavo.conformance.facts import Facts
 from octavo.conformance.finding import Finding
 from octavo.conformance.gaps import Gap, GapKind
-from octavo.conformance.harness.host import HostBackend, NoOps
+from octavo.conformance.harness.attempt import WATCH_S, is_watched
+from octavo.conformance.harness.host import CAPABILITIES, HostBackend, NoOps
 from octavo.conformance.harness.judge import judge
 from octavo.conformance.harness.result import Status
 from octavo.conformance.lanes.exact import exact
 from octavo.conformance.mutants.base import broken
 from octavo.conformance.suite import families
 from octavo.conformance.trial import HostPool, Trial, given, wanted
-from octavo.core.backend import CacheSpec, KVCacheSpec, KVLayout, RowSpec, Unsupported
+from octavo.core.backend import CacheSpec, KVCache, KVCacheSpec, KVLayout, KVPool, RowSpec, Unsupported
 from octavo.core.base.errors import UnsupportedOp
 
 NORM = "rms_norm/float32-5x576-gap5"
 
 
-def verdict(scribble: Callable[..., Any], *, case: str = NORM, **backend: Any):
+def norm_with(scribble: Callable[..., Any], **backend: Any) -> HostBackend:
     """A backend whose rms_norm runs the honest one, then `scribble(x, out)`."""
 
     def wrap(honest):
@@ -35,7 +41,15 @@ def verdict(scribble: Callable[..., Any], *, case: str = NORM, **backend: Any):
 
         return rms_norm
 
-    return judge(families()[case], HostBackend(broken(("rms_norm",), wrap), **backend), seed=1)
+    return HostBackend(broken(("rms_norm",), wrap), **backend)
+
+
+def verdict(scribble: Callable[..., Any], **backend: Any):
+    return judge(families()[NORM], norm_with(scribble, **backend), seed=1)
+
+
+def draw_of(case: Case) -> Draw:
+    return Draw(1, case.name, case.op, Facts.of(CAPABILITIES))
 
 
 def past_the_end(x: torch.Tensor, out: torch.Tensor) -> None:
@@ -152,6 +166,55 @@ def test_an_own_lookup_without_an_own_product_is_a_truthful_fallback() -> None:
     assert result.detail == "the reference packed its weight, since no gemm"
 
 
+def test_a_write_after_the_device_was_done_is_waited_for() -> None:
+    late: list[threading.Timer] = []
+
+    def later(x: torch.Tensor, out: torch.Tensor) -> None:
+        late.append(threading.Timer(WATCH_S / 2, lambda: out[0, 0].fill_(5.0)))
+        late[-1].start()
+
+    case = families()[NORM]
+    seed = next(seed for seed in range(100) if is_watched(case, seed))
+    result = judge(case, norm_with(later), seed)
+    for timer in late:
+        timer.join()
+    assert result.status is Status.MISTRUSTED, result.detail
+    assert "still changed after the device said that all its work was done" in result.detail
+
+
+@pytest.mark.parametrize("case", ["gemm.exact/float32-m1-n48-k100", "grouped_gemm.exact/float32-e8-t2-ragged-n32-k100"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_weight_is_used_by_both_attempts(case: str, deterministic: bool) -> None:
+    """Packed once; what the first product does to it the second one shows, whatever the backend declares."""
+    made = []
+
+    def counting(honest):
+        def prepare_weight(spec):
+            made.append(honest(spec))
+            return made[-1]
+
+        return prepare_weight
+
+    def spoiling(honest):
+        def product(*args: Any, **kwargs: Any) -> None:
+            honest(*args, **kwargs)
+            for weight in made:
+                weight.data_NK += 1
+
+        return product
+
+    chosen = families()[case]
+    sound = judge(chosen, HostBackend(broken(("prepare_weight",), counting)), 1)
+    assert sound.status is Status.PASS
+    once = len(made)
+    made.clear()
+    ops = broken(("prepare_weight",), counting)
+    setattr(ops, chosen.op, spoiling(getattr(ops, chosen.op)))
+    result = judge(chosen, HostBackend(ops, deterministic=deterministic), 1)
+    assert result.status is Status.FAIL
+    assert len(made) == once == len(chosen.build(draw_of(chosen)).weights)
+
+
 def test_gaps_turn_failures_into_xfail_and_passes_into_xpass() -> None:
     case = families()[NORM]
     gap = Gap(NORM, GapKind.NOTYET, "strides")
@@ -201,3 +264,66 @@ def test_pools_in_any_layout_and_slots_that_must_not_be_written(layout: dict[str
     assert judge(write_kv_trial(frozenset({5, 6})), HostBackend(**layout), 1).status is Status.PASS
     result = judge(write_kv_trial(frozenset({5})), HostBackend(**layout), 1)
     assert "kv.key: 1 slots were overwritten that must not be: block 1 slot 2" in result.detail
+
+
+def storage_of(kv: KVCache) -> torch.Tensor:
+    """All bytes of the memory under a cache's views."""
+    return torch.empty(0, dtype=torch.uint8).set_(kv.key_NSKD.untyped_storage())
+
+
+def scribbling(at: Callable[[KVCache], int], **layout: Any) -> HostBackend:
+    """write_kv changes one more byte, at(kv) bytes from block 0's first."""
+
+    def wrap(honest):
+        def write_kv(k, v, kv, slots, **scales: Any) -> None:
+            honest(k, v, kv, slots, **scales)
+            first = min(view.data_ptr() for view in (kv.key_NSKD, kv.value_NSKD))
+            memory = storage_of(kv)
+            memory[first - memory.data_ptr() + at(kv)] ^= 0xFF
+
+        return write_kv
+
+    return HostBackend(broken(("write_kv",), wrap), **layout)
+
+
+BYTES = 2 * (4 + 4) * 4 * 2
+"""Of a block of write_kv_trial; 6 bytes of padding follow each."""
+
+
+@pytest.mark.parametrize("layout", [{}, {"layout": KVLayout.HND}, {"layout": KVLayout.HDN}, {"is_interleaved": True}])
+@pytest.mark.parametrize("is_lazy", [False, True])
+@pytest.mark.parametrize("at", [-1, BYTES + 6 + BYTES, 2 * (BYTES + 6) - 1, 3 * (BYTES + 6)])
+def test_bytes_between_and_around_blocks_must_not_be_written(layout: dict[str, Any], is_lazy: bool, at: int) -> None:
+    case = write_kv_trial(frozenset({5, 6}))
+    trial = case.build(draw_of(case))
+    case = case_of(replace(trial, pools=(replace(trial.pools[0], is_lazy=is_lazy),)), "write_kv", case.spec)
+    assert judge(case, HostBackend(**layout), 1).status is Status.PASS
+    result = judge(case, scribbling(lambda _: at, **layout), 1)
+    assert f"kv: 1 bytes between or around its blocks were overwritten, bytes {at} to {at}" in result.detail
+
+
+def test_a_view_of_other_memory_is_left_without_guards() -> None:
+    """A backend may keep blocks where it likes; then the blocks themselves are compared, as ever."""
+
+    class Elsewhere(HostBackend):
+        def kv_view(self, pool: KVPool, spec: KVCacheSpec) -> KVCache:
+            return super().kv_view(replace(pool, storage=torch.empty_like(pool.storage)), spec)
+
+    assert judge(write_kv_trial(frozenset({5, 6})), Elsewhere(), 1).status is Status.PASS
+    assert "1 slots were overwritten" in judge(write_kv_trial(frozenset({5})), Elsewhere(), 1).detail
+
+
+@pytest.mark.parametrize("share", [1.01, math.inf, math.nan])
+@pytest.mark.parametrize("field", ["share", "rms", "gain"])
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_no_pass_beside_a_figure_beyond_its_limit(share: float, field: str, is_empty: bool) -> None:
+    def run(bench) -> None:
+        bench.op("act_mul", RowSpec(8, torch.float32, "silu"))(bench["x"], out=bench["out"], gate="silu")
+
+    def trial(value: float) -> Trial:
+        found = [Finding(**({"lane": "exact", "output": "out", "compared": 8, field: value}))]
+        tensors = (given("x", torch.full((2, 8), 40.0)), wanted("out", (2, 4), torch.float32))
+        return Trial(tensors, run, lambda _: found, is_empty=is_empty)
+
+    assert judge(case_of(trial(1.0)), HostBackend(), 1).status is Status.PASS
+    assert judge(case_of(trial(share)), HostBackend(), 1).status is Status.FAIL
