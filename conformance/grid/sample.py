@@ -28,6 +28,9 @@ from octavo.core.backend import RowSpec
 
 F32 = torch.float32
 DRAWS = 4000
+FEW_DRAWS = 400
+"""For interpreters, where each row is a program: a minute and more for DRAWS of them."""
+
 BELOW_ONE = 1 - 2.0**-24
 
 Parameters = tuple[float, int, float, float]
@@ -104,27 +107,33 @@ def _points() -> Iterable[Point]:
     yield Point("valid", "normal", 20, 2)
     yield Point("valid", "normal", 20, 257, gap=31)
     yield Point("valid", "normal", 10, 151_936)
-    for parameters in MIXED[2:6]:
-        yield Point("frequencies", "normal", DRAWS, 60, (parameters,))
-    yield Point("frequencies", "normal", DRAWS, 60, (PLAIN,))
-    yield Point("frequencies", "ties", DRAWS, 40, ((1.0, 7, 1.0, 0.0),))
-    yield Point("frequencies", "ties", DRAWS, 40, ((1.0, 0, 0.5, 0.0),))
-    yield Point("frequencies", "halves", DRAWS, 12, ((1.0, 0, 0.7, 0.0),))
-    yield Point("frequencies", "halves", DRAWS, 12, ((1.0, 0, 1.0, 0.2),))
-    yield Point("frequencies", "flat", DRAWS, 200, (PLAIN,))
+    for draws in (DRAWS, FEW_DRAWS):
+        yield from _frequencies(draws)
     for fill in ("normal", "ties", "one-token", "no-token"):
         for rows, vocabulary in ((9, 64), (5, 1031), (1, 17)):
             greedy = (GREEDY,) if fill in {"normal", "ties"} else MIXED
             yield Point("exact", fill, rows, vocabulary, greedy)
 
 
+def _frequencies(draws: int) -> Iterable[Point]:
+    for parameters in (*MIXED[2:6], PLAIN):
+        yield Point("frequencies", "normal", draws, 60, (parameters,))
+    yield Point("frequencies", "ties", draws, 40, ((1.0, 7, 1.0, 0.0),))
+    yield Point("frequencies", "ties", draws, 40, ((1.0, 0, 0.5, 0.0),))
+    yield Point("frequencies", "halves", draws, 12, ((1.0, 0, 0.7, 0.0),))
+    yield Point("frequencies", "halves", draws, 12, ((1.0, 0, 1.0, 0.2),))
+    yield Point("frequencies", "flat", draws, 200, (PLAIN,))
+
+
 def _profiles(point: Point) -> frozenset[str]:
+    if point.rows == FEW_DRAWS:
+        return frozenset({"tiny-full"})
     names = {"core", "deterministic"}
     if (point.rows <= 60 and point.vocabulary in {64, 257}) or point.fill == "halves":
         names.add("smoke")
     if point.vocabulary <= 100 and point.rows <= 60:
         names |= {"tiny"}
-    return frozenset(names | ({"tiny-full"} if point.vocabulary <= 1031 else set()))
+    return frozenset(names | ({"tiny-full"} if point.vocabulary <= 1031 and point.rows < DRAWS else set()))
 
 
 def _faults(point: Point) -> frozenset[str]:
