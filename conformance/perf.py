@@ -32,7 +32,7 @@ from octavo.core.backend import (
     OpSpec,
     StepBuffers,
 )
-from octavo.core.backend.workloads import Cost, Tensors, Workload, workloads
+from octavo.core.backend.workloads import Cost, Tensors, Workload, list_workloads
 from octavo.core.backend.workloads.timing import seconds_of
 from octavo.core.base.errors import ConfigError
 
@@ -75,7 +75,7 @@ def time_all(
         ConfigError: nothing is left.
     """
     deadline = time.monotonic() + budget_s
-    every = workloads(activation_dtype(backend), FP8[backend.capabilities.fp8])
+    every = list_workloads(activation_dtype(backend), FP8[backend.capabilities.fp8])
     chosen = [w for w in every if only is None or w.op == only or _name(w).startswith(only)]
     if not chosen:
         raise ConfigError(f"no workload fits {only}", field="only")

@@ -20,7 +20,7 @@ import torch
 
 from octavo.backends.common.tuning import Entry, Key, PinnedTable, TuningTable
 from octavo.core.backend import KVCache, KVCacheSpec
-from octavo.core.backend.workloads import Prepared, Tensors, Workload, workloads
+from octavo.core.backend.workloads import Prepared, Tensors, Workload, list_workloads
 from octavo.core.backend.workloads.timing import seconds_of
 from octavo.core.base.errors import ConfigError
 
@@ -193,7 +193,7 @@ def trials_on(backend: GpuBackend) -> list[Trial]:
     tensors = Tensors(backend.device, dtype, kv_cache)
     return [
         _trial(backend, workload, tensors)
-        for workload in workloads(dtype, fp8)
+        for workload in list_workloads(dtype, fp8)
         if hasattr(backend.ops, workload.op) and backend.ops.supports(workload.op, workload.spec) is None
     ]
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         Unsupported,
         WeightSpec,
     )
-    from octavo.core.backend.workloads import Cost, Prepared, Tensors, Workload
+    from octavo.core.backend.workloads import Cost, Prepared, Tensors, Workload, list_workloads
     from octavo.core.base.errors import BackendUnavailable, OctavoError, RankLost, UnsupportedOp
 
 _PUBLIC = {
@@ -96,7 +96,7 @@ _PUBLIC = {
         "Unsupported",
         "WeightSpec",
     ),
-    "workloads": ("Cost", "Prepared", "Tensors", "Workload"),
+    "workloads": ("Cost", "Prepared", "Tensors", "Workload", "list_workloads"),
 }
 _ERRORS = ("BackendUnavailable", "OctavoError", "RankLost", "UnsupportedOp")
 """What the contract asks a backend to raise."""
@@ -165,6 +165,7 @@ __all__ = [
     "WeightSpec",
     "Workload",
     "hookimpl",
+    "list_workloads",
     "output_shapes",
     "torch_kv_view",
 ]

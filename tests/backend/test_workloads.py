@@ -20,10 +20,10 @@ from octavo.core.backend import (
 )
 from octavo.core.backend.ops import OP_NAMES
 from octavo.core.backend.reference.ops import ReferenceOps
-from octavo.core.backend.workloads import Cost, Tensors, Workload, workloads
+from octavo.core.backend.workloads import Cost, Tensors, Workload, list_workloads
 
 META = torch.device("meta")
-EVERY = list(workloads(torch.bfloat16, torch.float8_e4m3fn))
+EVERY = list(list_workloads(torch.bfloat16, torch.float8_e4m3fn))
 
 
 class ShapeOps:
@@ -76,7 +76,7 @@ def test_a_workload_writes_what_its_op_writes(workload: Workload) -> None:
 
 
 def test_a_device_without_8_bit_floats_has_the_others() -> None:
-    names = {workload.name for workload in workloads(torch.float32, None)}
+    names = {workload.name for workload in list_workloads(torch.float32, None)}
     assert names == {workload.name for workload in EVERY if "fp8" not in workload.name}
 
 
@@ -97,7 +97,7 @@ def test_costs_add_up_by_operand() -> None:
 
 @pytest.mark.parametrize("name", ["norm-m64", "silu-m64", "experts-m64", "vocabulary-m64", "adapters-m64", "down-m1"])
 def test_a_workload_runs_on_the_host(name: str) -> None:
-    workload = next(w for w in workloads(torch.float32, None) if w.name == name)
+    workload = next(w for w in list_workloads(torch.float32, None) if w.name == name)
     call = workload.prepare(ReferenceOps(torch.device("cpu")), Tensors(torch.device("cpu"), torch.float32, kv_cache))
     out = call.keywords.get("out", call.keywords.get("out_weights"))
     before = out.clone()

@@ -27,7 +27,7 @@ from octavo.backends.common.launch import LaunchRecord, Recorder
 from octavo.backends.common.tuning import PinnedTable, TuningTable
 from octavo.core.backend import KVCache, KVCacheSpec, KVLayout, KVPool, torch_kv_view
 from octavo.core.backend.builds import BuildResult
-from octavo.core.backend.workloads import Tensors, Workload, workloads
+from octavo.core.backend.workloads import Tensors, Workload, list_workloads
 
 META = torch.device("meta")
 
@@ -96,7 +96,7 @@ def list_builds(
     """
     fp8 = torch.float8_e4m3fn if chip.fp8 == "e4m3fn" else torch.float8_e4m3fnuz
     builds: dict[tuple[Any, ...], Build] = {}
-    for is_fixed, workload in itertools.product((False, True), workloads(torch.bfloat16, fp8)):
+    for is_fixed, workload in itertools.product((False, True), list_workloads(torch.bfloat16, fp8)):
         gpu = Gpu(META, chip, Recorder(), table, deterministic=is_fixed)
         for label, records in _launches(make_ops, gpu, workload):
             for record in records:

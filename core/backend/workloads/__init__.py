@@ -17,16 +17,16 @@ import torch
 from octavo.core.backend.workloads import attention, products, rows
 from octavo.core.backend.workloads.base import Cost, Prepared, Tensors, Workload
 
-__all__ = ["Cost", "Prepared", "Tensors", "Workload", "workloads"]
+__all__ = ["Cost", "Prepared", "Tensors", "Workload", "list_workloads"]
 
 
-def workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]:
+def list_workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]:
     """All of them.
 
     Args:
         dtype: of activations, plain weights and plain KV.
         fp8: the device's 8-bit float; None where it has none.
     """
-    yield from attention.workloads(dtype, fp8)
-    yield from products.workloads(dtype, fp8)
-    yield from rows.workloads(dtype, fp8)
+    yield from attention.list_workloads(dtype, fp8)
+    yield from products.list_workloads(dtype, fp8)
+    yield from rows.list_workloads(dtype, fp8)

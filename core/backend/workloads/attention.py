@@ -71,7 +71,7 @@ SINKS = Heads(64, 8, 64, window=128, has_sinks=True)
 DECODE, LONG, DRAFTS, CHUNK = Batch(64, 1, 4096), Batch(4, 1, 32768), Batch(64, 4, 4096), Batch(2, 2048, 8192)
 
 
-def workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]:
+def list_workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]:
     yield _paged("llama8b-decode", LLAMA8B, DECODE, dtype)
     yield _paged("llama8b-long", LLAMA8B, LONG, dtype)
     yield _paged("llama8b-drafts", LLAMA8B, DRAFTS, dtype)

@@ -37,7 +37,7 @@ class Product:
     weight_bits: float | None = None
 
 
-def workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]:
+def list_workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]:
     for tokens in (1, 16, 64, 512, 4096):
         yield _gemm(f"down-m{tokens}", dtype, Product(tokens, 4096, 14336))
         yield _gemm(f"int4-m{tokens}", dtype, Product(tokens, 4096, 14336, INT4, weight_bits=4.25))

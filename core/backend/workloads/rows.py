@@ -15,7 +15,7 @@ from octavo.core.backend.workloads.base import F32, INT64, Cost, Prepared, Tenso
 HIDDEN, INTERMEDIATE, VOCABULARY, EXPERTS, TOP_K = 4096, 14336, 128256, 128, 8
 
 
-def workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]:
+def list_workloads(dtype: torch.dtype, fp8: torch.dtype | None) -> Iterator[Workload]:
     for tokens in (64, 4096):
         yield _norm(dtype, tokens)
         yield _gate(dtype, tokens)
