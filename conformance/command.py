@@ -214,8 +214,7 @@ def _replace(path: Path, data: bytes) -> None:
     # A name of this call's own: of two runs that write one report the later wins, whole.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
     try:
-        with partial.open("xb") as file:
-            file.write(data)
+        partial.write_bytes(data)
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
