@@ -19,14 +19,18 @@ from octavo.conformance.case import Case
 from octavo.conformance.harness.result import OWN_KERNELS, Status
 from octavo.conformance.report.json import Entry, Report
 from octavo.conformance.verdict import chosen, verdict
+from octavo.core.base.errors import ConfigError
 
 GOOD = frozenset({Status.PASS, Status.FALLBACK})
 
 
 def contradictions(report: Report) -> list[str]:
-    """A line per thing that can't be so. Raises ConfigError for a selection that holds no case."""
+    """A line per thing that can't be so."""
     run = report.run
-    selected = chosen(run.profile, run.only or None)
+    try:
+        selected = chosen(run.profile, run.only or None)
+    except ConfigError as error:
+        return [f"run.only is {run.only!r}, which no run of profile {run.profile} can have: {error}"]
     known = suite.families(suite.modules_of(run.profile))
     lines = [*_names(report, selected)]
     for entry in report.cases:

@@ -3,7 +3,7 @@
     shared(case) ──build(draw)──► drawn before for these facts and this rank? ──► that Trial : a new one
 
 For honest backends alone, which get copies of a trial's tensors as every candidate does. Where a candidate is judged,
-the trial is drawn a second time, out of its reach (harness/judge.py).
+the trial is drawn a second time (harness/judge.py).
 """
 
 from __future__ import annotations

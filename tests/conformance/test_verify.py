@@ -112,6 +112,12 @@ def unrun(report: file.Report) -> file.Report:
 FIRST = "rms_norm/float32-5x1"
 
 
+def test_a_selection_that_the_profile_cannot_hold_is_a_difference(report: file.Report) -> None:
+    outcome = verify(with_run(report, only="gemm", profile="dist"), 1.0, in_process=True)
+    assert not outcome.holds
+    assert any("run.only is 'gemm', which no run of profile dist can have" in line for line in outcome.differences)
+
+
 @pytest.mark.parametrize(
     ("edit", "line"),
     [
