@@ -28,20 +28,7 @@ H100 = Chip(
     flops=_HOPPER_FLOPS,
     fp8="e4m3fn",
 )
-H200 = Chip(
-    name="NVIDIA H200",
-    arch="sm_90",
-    warp_size=32,
-    num_units=132,
-    num_dies=1,
-    shared_bytes=227 * 1024,
-    registers=65536,
-    memory_bytes=141 * 10**9,
-    bandwidth_bytes_per_s=4.8e12,
-    unit_bytes_per_s=64 * 1.755e9,
-    flops=_HOPPER_FLOPS,
-    fp8="e4m3fn",
-)
+H200 = replace(H100, name="NVIDIA H200", memory_bytes=141 * 10**9, bandwidth_bytes_per_s=4.8e12)
 B200 = replace(
     H200,
     name="NVIDIA B200",
