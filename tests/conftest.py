@@ -5,6 +5,7 @@
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,10 @@ os.environ.update({"HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "COLUMNS": "120"})
 # A developer's own settings must not reach the tests.
 for option in [*options_of(EngineConfig).values(), *options_of(ServeConfig).values()]:
     os.environ.pop(option.env, None)
+
+# A shell starts what runs in the background deaf to Ctrl-C, and processes pass that on to those that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("nightly", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow])

@@ -89,7 +89,7 @@ def test_acmes_own_norm_is_no_gap(environment: Environment, model: Path) -> None
     assert "rms_norm" not in printed
     strict = environment.run(f"{command} --strict-backend")
     assert strict.returncode != 0
-    assert "--strict-backend: backend acme has no kernel of its own for" in strict.stdout
+    assert "--strict-backend: backend acme of package octavo-acme has no kernel of its own for" in strict.stdout
     assert "act_mul" in strict.stdout
     assert "rms_norm" not in strict.stdout
 
