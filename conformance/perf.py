@@ -30,7 +30,6 @@ from octavo.core.backend import (
     KVCacheSpec,
     KVLayout,
     OpSpec,
-    StepBuffers,
 )
 from octavo.core.backend.workloads import Cost, Tensors, Workload, list_workloads
 from octavo.core.backend.workloads.timing import seconds_of
@@ -146,8 +145,7 @@ def _result(backend: DeviceBackend, workload: Workload, limits: Limits) -> CaseR
         tensors = Tensors(
             backend.device, activation_dtype(backend), lambda spec, blocks: _kv_cache(backend, spec, blocks)
         )
-        call = _recorded(backend, workload.prepare(backend.ops, tensors))
-        seconds = seconds_of(backend, call)
+        seconds = seconds_of(backend, workload.prepare(backend.ops, tensors))
     except Exception as error:
         result.status, result.detail = Status.FAIL, f"{type(error).__name__}: {error}"
         return result
@@ -166,16 +164,6 @@ def _figures(cost: Cost, seconds: float, limits: Limits) -> dict[str, float]:
         **({} if least is None else {"share_of_limit": round(least / seconds, 3)}),
         "limit_gigabytes_per_s": round(limits.bytes_per_s / 1e9, 1),
     }
-
-
-def _recorded(backend: DeviceBackend, call: Callable[[], None]) -> Callable[[], None]:
-    """The call as a recorded program where the device has such: the host's share of a start then doesn't count."""
-    if not backend.capabilities.graphs:
-        return call
-    nothing = backend.empty(1, dtype=torch.int64)
-    buffers = StepBuffers(nothing, nothing, (), nothing, backend.empty(1, 1, dtype=torch.float32))
-    program = backend.compile(lambda _: call(), 1, buffers)
-    return lambda: program.run(buffers)
 
 
 def _refusal(backend: DeviceBackend, workload: Workload) -> str | None:

@@ -30,12 +30,12 @@ class Experts:
 
     Attributes:
         first: the first of them, whose tensors a kernel gets.
-        offsets: int64 [3, E] on the device: elements from the first one's codes, scales and offsets to each other's.
+        addresses: int64 [3, E] on the device: where each one's codes, scales and offsets begin.
     """
 
     weights: list[PackedWeight]
     first: GpuWeight
-    offsets: torch.Tensor
+    addresses: torch.Tensor
 
     @property
     def padded(self) -> int:
@@ -146,17 +146,13 @@ class ExpertOps(ABC):
         own = [w for w in weights if isinstance(w, GpuWeight)]
         if not own or len(own) != len(weights) or any(w.spec != own[0].spec for w in own):
             raise UnsupportedOp("grouped_gemm takes weights of one spec that this backend has packed")
-        self._experts[key] = Experts(list(weights), own[0], _offsets(own))
+        self._experts[key] = Experts(list(weights), own[0], _addresses(own))
         return self._experts[key]
 
 
-def _offsets(weights: list[GpuWeight]) -> torch.Tensor:
-    """Elements from the first weight's tensors to each other's, int64 [3, E]; 0 for tensors that a form lacks."""
-    rows = []
-    for pick in (_codes, _scales, _minimums):
-        tensors = [pick(w) for w in weights]
-        base = tensors[0].data_ptr()
-        rows.append([(x.data_ptr() - base) // x.element_size() for x in tensors])
+def _addresses(weights: list[GpuWeight]) -> torch.Tensor:
+    """Where each weight's tensors begin, int64 [3, E]; any address for tensors that a form lacks."""
+    rows = [[pick(w).data_ptr() for w in weights] for pick in (_codes, _scales, _minimums)]
     return torch.tensor(rows, dtype=torch.int64).to(weights[0].codes.device)
 
 

@@ -140,7 +140,12 @@ class LatentAttentionOps:
                 self._launch(call, entry, grid, (None, None), 0, grid.tiles, 1)
                 return
         parts = (workspace, workspace[slots * block_m * width :])
-        slab = max(1, slots // (grid.programs * num_splits))
+        slab = slots // (grid.programs * num_splits)
+        if not slab:
+            raise UnsupportedOp(
+                f"mla_attention over {call.most_keys} keys in {num_splits} splits of {grid.programs} programs exceeds "
+                f"the workspace of {slots}; lower max_model_len, or run without deterministic"
+            )
         for first_tile in range(0, grid.tiles, slab):
             tiles = min(slab, grid.tiles - first_tile)
             self._launch(call, entry, grid, parts, first_tile, tiles, num_splits)
@@ -183,7 +188,7 @@ class LatentAttentionOps:
         self._gpu.launch(
             merge.merge_splits, (tiles * grid.programs, -(-width // merging.tile["WIDTH"])),
             *parts, call.out, call.lse, meta.query_start_loc, meta.seq_lens, None, None,
-            call.num_requests, first_tile, 1, num_splits, *call.out.stride()[:2],
+            call.num_requests, first_tile * grid.programs, 1, num_splits, *call.out.stride()[:2],
             0 if call.lse is None else call.lse.stride(0), 0, None, GROUP=heads, HEADS=grid.heads, PAGED=True,
             CAUSAL=True, DV=rank, DV_PAD=width, BLOCK_M=entry.tile["BLOCK_M"], SPLIT=entry.tile["SPLIT"],
             **merging.constants,

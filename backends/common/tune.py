@@ -34,6 +34,13 @@ AGREEMENT = 0.02
 """Largest difference of two honest orders of summation, over the output's largest value."""
 
 
+SWITCHES = ("LIBRARY", "SWAP", "TURN")
+"""Parameters that are 0 or 1."""
+
+NOT_FOR_SPEED = ("PROMOTE",)
+"""Parameters that trade numbers for time: theirs is the bound's choice."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A workload ready to run under any table.
@@ -88,7 +95,7 @@ def _search(table: TuningTable, entry: Entry, trials: list[Trial], device_name: 
     moved = True
     while moved:
         moved = False
-        for candidate in _neighbours(best):
+        for candidate in neighbours(best):
             taken = _seconds(table, entry, candidate, trials, wanted)
             if taken < WORTH * fastest:
                 best, fastest, moved = candidate, taken, True
@@ -100,7 +107,8 @@ def _search(table: TuningTable, entry: Entry, trials: list[Trial], device_name: 
     return Found(entry, replace(best, why=why), gain, names)
 
 
-def _neighbours(entry: Entry) -> Iterator[Entry]:
+def neighbours(entry: Entry) -> Iterator[Entry]:
+    """The entry with one parameter changed by one step."""
     for name, value in entry.tile.items():
         for other in _steps(name, value):
             yield replace(entry, tile={**entry.tile, name: other})
@@ -110,11 +118,13 @@ def _neighbours(entry: Entry) -> Iterator[Entry]:
 
 
 def _steps(name: str, value: int) -> tuple[int, ...]:
+    if name in SWITCHES:
+        return (1 - value,)
+    if name in NOT_FOR_SPEED:
+        return ()
     if name == "num_stages":
         return tuple(v for v in (value - 1, value + 1) if v > 0)
-    if value in (0, 1):
-        return (1 - value, 2) if name != "LIBRARY" else (1 - value,)
-    return (value // 2, value * 2)
+    return tuple(v for v in (value // 2, value * 2) if v > 0)
 
 
 def _seconds(
@@ -205,8 +215,11 @@ def _trial(backend: GpuBackend, workload: Workload, tensors: Tensors) -> Trial:
     def call(table: TuningTable) -> torch.Tensor:
         torch.manual_seed(0)  # the same numbers under every table
         run = prepared(table)
+        out = cast(torch.Tensor, run.keywords.get("out", run.keywords.get("out_q", run.keywords.get("out_ids"))))
+        if workload.op != "lora_gemm":  # adds to what is there
+            out.view(torch.uint8).fill_(0xFF)  # NaN, or -1: what a launch leaves out must not look right
         run()
         backend.synchronize()
-        return cast(torch.Tensor, run.keywords.get("out", run.keywords.get("out_q")))
+        return out
 
     return Trial(workload.name, call, lambda table: seconds_of(backend, prepared(table)))

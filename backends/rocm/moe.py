@@ -26,7 +26,7 @@ class MoeOps(ExpertOps):
         w, T, E = experts.first, x.codes_TK.shape[0], len(experts.weights)
         K = w.spec.in_features
         self._gpu.launch(
-            kernels.grouped_gemm, self._grid(T, experts, constants), x.codes_TK, w.codes, experts.offsets[0],
+            kernels.grouped_gemm, self._grid(T, experts, constants), x.codes_TK, w.codes, experts.addresses[0],
             segment_start, out, E, w.spec.out_features, K, x.codes_TK.stride(0), w.codes.stride(0), out.stride(0),
             GATE=gate, EVEN_K=K % constants["BLOCK_K"] == 0, E_PAD=experts.padded,
             DIES=self._gpu.chip.num_dies, **constants,
@@ -42,7 +42,7 @@ class MoeOps(ExpertOps):
         codes = x.codes_TK.view(torch.uint8) if is_foreign else x.codes_TK
         self._gpu.launch(
             kernels.grouped_scaled, self._grid(T, experts, constants), codes, w.codes, x.scales, w.scales_GN,
-            experts.offsets[0], experts.offsets[1], segment_start, out, E, N, K, codes.stride(0), w.codes.stride(0),
+            experts.addresses[0], experts.addresses[1], segment_start, out, E, N, K, codes.stride(0), w.codes.stride(0),
             x.scale_stride, N, out.stride(0), X_GROUP=x.group, W_GROUP=w.form.group,
             X_ENCODING="e4m3fn" if is_foreign else "", GATE=gate,
             EVEN_K=K % constants["BLOCK_K"] == 0, E_PAD=experts.padded,
@@ -57,7 +57,7 @@ class MoeOps(ExpertOps):
         N, K = w.spec.out_features, w.spec.in_features
         self._gpu.launch(
             kernels.grouped_codes, self._grid(T, experts, constants), x.codes_TK, w.codes, w.scales_GN, w.offsets_GN,
-            x.scales, experts.offsets[0], experts.offsets[1], experts.offsets[2], segment_start, out, E, N, K,
+            x.scales, experts.addresses[0], experts.addresses[1], experts.addresses[2], segment_start, out, E, N, K,
             w.form.half(K), w.form.groups(K), x.codes_TK.stride(0), w.codes.stride(0), N, x.scale_stride, out.stride(0),
             FORM=w.form.name, GROUP=w.form.group, X_GROUP=x.group, COMPUTE=COMPUTE_TYPES[x.compute], GATE=gate,
             EVEN_K=is_even(w.form, K, constants["BLOCK_K"]), E_PAD=experts.padded,

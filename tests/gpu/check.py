@@ -32,7 +32,7 @@ from tests.gpu import summary  # noqa: E402 - see above
 
 Found = dict[str, Any]
 
-GRACE_S = 30.0
+GRACE_S = 10.0
 """Beyond its budget, what a step has to end what it is at."""
 
 
@@ -74,10 +74,16 @@ def main() -> int:
             continue
         rows[step.name] = run(step, environment)
         keep(found, rows, began)
+        copy_out()
     sys.stdout.write(keep(found, rows, began))
+    copy_out()
+    return int(any(row["status"] not in ("ok", "cut", "skipped") for row in rows.values()))
+
+
+def copy_out() -> None:
+    """What there is so far, to where it outlives the machine."""
     if out := os.environ.get("OUT"):
         shutil.copytree(FOLDER, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("site", "models"))
-    return int(any(row["status"] not in ("ok", "cut", "skipped") for row in rows.values()))
 
 
 def steps(backend: str, jobs: str, *, small: bool) -> list[Step]:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from octavo.backends.common.chip import Chip
 
+RESERVED_BYTES = 1024
+"""Of Hopper's shared memory, for each program; the 227 KiB that one may use are 228 less this."""
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -29,11 +32,12 @@ class Footprint:
 
 def programs_per_unit(chip: Chip, footprint: Footprint) -> int:
     """Programs that one unit holds at once; 0 when not even one fits."""
-    by_shared = chip.shared_bytes // max(footprint.shared_bytes, 1)
     if chip.warp_size == 32:
+        by_shared = (chip.shared_bytes + RESERVED_BYTES) // (footprint.shared_bytes + RESERVED_BYTES)
         registers_per_warp = -(-footprint.registers * 32 // 256) * 256
         by_registers = chip.registers // (max(registers_per_warp, 256) * footprint.warps)
         return min(by_shared, by_registers, 64 // footprint.warps, 32)
+    by_shared = chip.shared_bytes // max(footprint.shared_bytes, 1)
     waves_per_simd = min(8, 512 // max(-(-footprint.registers // 8) * 8, 8))
     return min(by_shared, 4 * waves_per_simd // footprint.warps)
 

@@ -5,8 +5,9 @@
 
 Every program reads segment_start whole and finds its own tiles; the host knows no more than how many there may be.
 
-Weights of experts lie wherever they were allocated: kernels get the first one's tensors, and how many elements from
-there each other begins.
+Weights of experts lie wherever they were allocated: kernels get the first one's tensors, for their types, and a table
+of addresses. Not distances from the first one: where a tensor is small, AMD's compiler keeps what is added to its
+pointer in 32 bits, and another expert's weight may lie further away, or before it.
 """
 
 import triton
@@ -35,6 +36,7 @@ def expert_of_tile(tile, starts, ends, last_tiles, BLOCK_M: tl.constexpr, E_PAD:
 
 
 @triton.jit
-def of_expert(first_weight, offsets, expert):
-    """The expert's tensor. Allocations begin at multiples of 16 elements and more, which the compiler can't see."""
-    return first_weight + tl.multiple_of(tl.load(offsets + expert), 16)
+def of_expert(first_weight, addresses, expert):
+    """The expert's tensor. Allocations begin at multiples of 16 bytes and more, which the compiler can't see."""
+    address = tl.load(addresses + expert).to(tl.pointer_type(first_weight.dtype.element_ty))
+    return tl.multiple_of(address, 16)

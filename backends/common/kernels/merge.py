@@ -138,4 +138,5 @@ def merge_attention(
     tl.store(at_RD, cast(merged_RD, out.dtype.element_ty), mask=is_row_R[:, None] & in_D)
     if lse is not None:
         log_R = tl.where(is_a_R | is_b_R, top_R + tl.log(sum_R), float("-inf"))
+        tl.debug_barrier()  # warps load the log-sum-exps for themselves; none may store before all have
         tl.store(lse + token_R * lse_t + head_R, log_R, mask=is_row_R)

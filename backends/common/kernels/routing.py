@@ -66,13 +66,13 @@ def moe_route(
     is_expert = ((groups < num_groups) & (places < group_size))[None, :, :] & row_mask[:, :, None]
     at = rows.to(tl.int64)[:, None, None] * logits_stride + ids
     x = tl.load(logits + at, is_expert, other=float("-inf")).to(tl.float32)
-    is_bad = tl.max(tl.max((x != x).to(tl.int32), axis=2), axis=1)[:, None] > 0
-
     if IS_SIGMOID:
         scores = 1.0 / (1.0 + tl.exp(-x))
     else:
         scores = tl.exp(x - tl.max(tl.max(x, axis=2), axis=1)[:, None, None])
         scores = scores / tl.sum(tl.sum(scores, axis=2), axis=1)[:, None, None]
+    # NaN logits, and what softmax makes NaN of: an infinite one, or a row of nothing but -inf.
+    is_bad = tl.max(tl.max((is_expert & (scores != scores)).to(tl.int32), axis=2), axis=1)[:, None] > 0
     choice = scores
     if HAS_BIAS:
         choice += tl.load(bias + ids, is_expert, other=0.0).to(tl.float32)

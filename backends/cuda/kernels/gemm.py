@@ -50,5 +50,6 @@ def describe(matrix: torch.Tensor, columns: int, block: list[int]) -> TensorDesc
 
 
 def can_describe(matrix: torch.Tensor) -> bool:
-    """Whether rows begin at multiples of 16 bytes."""
-    return matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.element_size() % 16 == 0
+    """Whether rows begin at multiples of 16 bytes and lie one behind the other."""
+    row_bytes = matrix.stride(0) * matrix.element_size()
+    return matrix.data_ptr() % 16 == 0 and row_bytes % 16 == 0 and matrix.stride(0) >= matrix.shape[1]

@@ -18,7 +18,7 @@ from octavo.backends.common.kernels.scaled import scaled_tile
 
 @triton.jit
 def grouped_gemm(
-    x, w, w_offsets, segment_start, out, E, N, K, stride_x, stride_w, stride_out,
+    x, w, w_addresses, segment_start, out, E, N, K, stride_x, stride_w, stride_out,
     GATE: tl.constexpr, EVEN_K: tl.constexpr, E_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
 ):  # fmt: skip
@@ -28,7 +28,7 @@ def grouped_gemm(
     for tile in tl.range(tl.program_id(0), tl.max(last_tiles, axis=0) * num_n, tl.num_programs(0)):
         expert, first, end = expert_of_tile(tile // num_n, starts, ends, last_tiles, BLOCK_M, E_PAD)
         plain_tile(
-            x, of_expert(w, w_offsets, expert), out, None, None, first + tl.arange(0, BLOCK_M), end,
+            x, of_expert(w, w_addresses, expert), out, None, None, first + tl.arange(0, BLOCK_M), end,
             tile % num_n * BLOCK_N, N, K, stride_x, stride_w, stride_out, 0,
             GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
         )  # fmt: skip
@@ -36,7 +36,7 @@ def grouped_gemm(
 
 @triton.jit
 def grouped_codes(
-    x, w, scales, offsets, x_scales, w_offsets, scale_offsets, offset_offsets, segment_start, out, E, N, K, half,
+    x, w, scales, offsets, x_scales, w_addresses, scale_addresses, offset_addresses, segment_start, out, E, N, K, half,
     num_groups, stride_x, stride_w, stride_scales, stride_x_scales, stride_out,
     FORM: tl.constexpr, GROUP: tl.constexpr, X_GROUP: tl.constexpr, COMPUTE: tl.constexpr, GATE: tl.constexpr,
     EVEN_K: tl.constexpr, E_PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -47,9 +47,9 @@ def grouped_codes(
     for tile in tl.range(tl.program_id(0), tl.max(last_tiles, axis=0) * num_n, tl.num_programs(0)):
         expert, first, end = expert_of_tile(tile // num_n, starts, ends, last_tiles, BLOCK_M, E_PAD)
         codes_tile(
-            x, of_expert(w, w_offsets, expert),
-            None if scales is None else of_expert(scales, scale_offsets, expert),
-            None if offsets is None else of_expert(offsets, offset_offsets, expert),
+            x, of_expert(w, w_addresses, expert),
+            None if scales is None else of_expert(scales, scale_addresses, expert),
+            None if offsets is None else of_expert(offsets, offset_addresses, expert),
             x_scales, out, None, None, first + tl.arange(0, BLOCK_M), end, tile % num_n * BLOCK_N, N, K, half,
             num_groups, stride_x, stride_w, stride_scales, stride_x_scales, stride_out, 0,
             FORM, GROUP, X_GROUP, COMPUTE, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
@@ -58,7 +58,7 @@ def grouped_codes(
 
 @triton.jit
 def grouped_scaled(
-    x, w, x_scales, scales, w_offsets, scale_offsets, segment_start, out, E, N, K,
+    x, w, x_scales, scales, w_addresses, scale_addresses, segment_start, out, E, N, K,
     stride_x, stride_w, stride_x_scales, stride_scales, stride_out,
     X_GROUP: tl.constexpr, W_GROUP: tl.constexpr, GATE: tl.constexpr, EVEN_K: tl.constexpr,
     E_PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
@@ -70,7 +70,7 @@ def grouped_scaled(
     for tile in tl.range(tl.program_id(0), tl.max(last_tiles, axis=0) * num_n, tl.num_programs(0)):
         expert, first, end = expert_of_tile(tile // num_n, starts, ends, last_tiles, BLOCK_M, E_PAD)
         scaled_tile(
-            x, of_expert(w, w_offsets, expert), x_scales, of_expert(scales, scale_offsets, expert), out, None, None,
+            x, of_expert(w, w_addresses, expert), x_scales, of_expert(scales, scale_addresses, expert), out, None, None,
             first + tl.arange(0, BLOCK_M), end, tile % num_n * BLOCK_N, N, K,
             stride_x, stride_w, stride_x_scales, stride_scales, stride_out, 0,
             X_GROUP, W_GROUP, "", PROMOTE, GATE, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,

@@ -225,19 +225,32 @@ def test_deterministic_bits_depend_on_a_row_s_own_keys_alone(gpu: Gpu, heads: in
     check(gpu, chunk)
 
 
-def test_splits_that_pass_the_workspace_come_in_slabs(gpu: Gpu) -> None:
-    """With room for three splits of a tile at a time the answer is the same, from more launches."""
+@pytest.mark.parametrize("heads", [16, 80])
+def test_splits_that_pass_the_workspace_come_in_slabs(gpu: Gpu, heads: int) -> None:
+    """With room for one tile at a time the answer is the same, from more launches; heads in one chunk or in several."""
     gpu = replace(gpu, deterministic=True)
-    batch = batch_of(((3, 600), (1, 40)), heads=16)
+    batch = batch_of(((3, 600), (1, 40)), heads=heads)
     ops, _ = ops_of(gpu)
     out = torch.zeros(batch.q_latent_THC.shape, dtype=BF16)
     want = attend(gpu, batch)[0]
     recorder = Recorder()
-    tight = AttentionPlan(batch.meta, torch.zeros(3 * 16 * (32 + 2)))
+    block_m = gpu.tuning.pick("mla-attention", bits=16, kv_bits=16, mode="fixed", rows=heads).tile["BLOCK_M"]
+    chunks = -(-heads // block_m)
+    tight = AttentionPlan(batch.meta, torch.zeros(3 * chunks * block_m * (32 + 2)))
     ops.mla_attention(*batch.plain, tight, out=out, softmax_scale=SCALE)
     assert torch.equal(out[: batch.meta.num_tokens], want)
     ops_of(replace(gpu, launch=recorder))[0].mla_attention(*batch.plain, tight, out=out, softmax_scale=SCALE)
     assert len(recorder.records) > 2
+
+
+def test_splits_of_one_tile_that_pass_the_workspace_are_refused(gpu: Gpu) -> None:
+    gpu = replace(gpu, deterministic=True)
+    batch = batch_of(((1, 600),), heads=16)
+    out = torch.zeros(batch.q_latent_THC.shape, dtype=BF16)
+    with pytest.raises(UnsupportedOp, match="exceeds the workspace"):
+        ops_of(gpu)[0].mla_attention(
+            *batch.plain, AttentionPlan(batch.meta, torch.zeros(16 * (32 + 2))), out=out, softmax_scale=SCALE
+        )
 
 
 def test_launches_depend_on_shapes_alone(gpu: Gpu) -> None:

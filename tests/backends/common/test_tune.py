@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from octavo.backends.common.tune import Trial, as_toml, tune
+from octavo.backends.common.tune import Trial, as_toml, neighbours, tune
 from octavo.backends.common.tuning import Entry, TuningTable, read_entries
 
 ENTRIES = [
@@ -53,6 +53,22 @@ def test_nothing_is_changed_for_less_than_the_noise() -> None:
     level = Trial("level", trial(8).call, lambda table: 1.0 - 1e-3 * table.pick("gemm", m=8).tile["BLOCK"] / 16)
     (first, _) = tune(TuningTable(ENTRIES), [level], "a formula")
     assert first.entry is ENTRIES[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "steps"),
+    [
+        ("PER_UNIT", 1, (2,)),
+        ("GROUP_M", 8, (4, 16)),
+        ("SWAP", 1, (0,)),
+        ("LIBRARY", 0, (1,)),
+        ("num_stages", 1, (2,)),
+        ("PROMOTE", 32, ()),
+    ],
+)
+def test_no_value_is_tried_that_means_nothing(name: str, value: int, steps: tuple[int, ...]) -> None:
+    entry = Entry("gemm", {}, {name: value}, {}, "model")
+    assert tuple(neighbour.tile[name] for neighbour in neighbours(entry)) == steps
 
 
 def test_only_the_kernels_asked_for_are_searched() -> None:
