@@ -26,13 +26,14 @@ from octavo.core.backend.reference.attention import Rule
 from octavo.core.backend.reference.attention import attend as plain_attend
 from octavo.core.cli import conform
 
-SEED = 100
+SEEDS = (100, 101, 102)
 PROFILE = "tiny"  # `make nightly JOBS=variants` runs core, and twenty seeds.
 
 
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("group", gate.groups(), ids=lambda group: group[0].name)
-def test_no_false_alarm(group: list[Variant]) -> None:
-    verdicts = gate.try_variants(group, SEED, PROFILE)
+def test_no_false_alarm(group: list[Variant], seed: int) -> None:
+    verdicts = gate.try_variants(group, seed, PROFILE)
     assert [alarm for verdict in verdicts for alarm in verdict.alarms] == []
     assert all(verdict.tried for verdict in verdicts)
 
@@ -148,7 +149,7 @@ def test_queries_rounded_after_scaling_are_found_unless_the_scale_is_a_power_of_
         for is_rounded in (False, True):
             op = attention.attention_with(attention.Scheme(scales_q=not is_rounded, rounds_q=is_rounded))
             backend = Variant("q", "q scaled beforehand", ("attention",), {"attention": op}).make()
-            statuses[head_dim, is_rounded] = judge(case, backend, SEED).status
+            statuses[head_dim, is_rounded] = judge(case, backend, SEEDS[0]).status
     assert statuses.pop((80, True)) is Status.FAIL
     assert set(statuses.values()) == {Status.PASS}
 
