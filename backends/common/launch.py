@@ -19,7 +19,6 @@ class Kernel(Protocol):
     """A function under @triton.jit."""
 
     __name__: str
-    arg_names: list[str]
     params: list[Any]
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any: ...
