@@ -1,0 +1,64 @@
+"""Which part of an axis each rank holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.base.errors import ConfigError
+from octavo.core.parallel.mesh import even_range, kv_head_range, padded_part, padded_range
+from octavo.core.parallel.shard import Shard
+
+
+@pytest.mark.parametrize(("total", "size"), [(6, 1), (6, 2), (6, 3), (64, 8), (0, 2)])
+def test_even_parts_are_equal_and_cover_the_axis(total: int, size: int) -> None:
+    parts = [even_range(total, rank, size, "heads") for rank in range(size)]
+    assert {stop - start for start, stop in parts} == {total // size}
+    assert [x for start, stop in parts for x in range(start, stop)] == list(range(total))
+
+
+def test_an_axis_that_does_not_divide_is_refused_with_its_field() -> None:
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size is 4, which can't split num_attention_heads, 6") as e:
+        even_range(6, 0, 4, "num_attention_heads")
+    assert e.value.field == "tensor_parallel_size"
+
+
+@pytest.mark.parametrize("total", [1, 5, 7, 8, 50257])
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_padded_parts_cover_the_axis_and_none_is_longer_than_its_room(total: int, size: int) -> None:
+    parts = [padded_range(total, rank, size) for rank in range(size)]
+    room = padded_part(total, size)
+    assert all(0 <= stop - start <= room for start, stop in parts)
+    # Rank r's first row is row r * room of what the ranks gather, wherever it holds a row at all.
+    assert all(start == rank * room for rank, (start, stop) in enumerate(parts) if stop > start)
+    assert [x for start, stop in parts for x in range(start, stop)] == list(range(total))
+
+
+@pytest.mark.parametrize(("kv_heads", "size"), [(8, 2), (8, 8), (2, 4), (1, 8), (3, 1), (4, 8)])
+@pytest.mark.parametrize("queries_per_head", [1, 3])
+def test_a_ranks_query_heads_find_their_kv_heads(kv_heads: int, size: int, queries_per_head: int) -> None:
+    heads = kv_heads * queries_per_head
+    if heads % size:
+        heads = kv_heads * size
+    for rank in range(size):
+        first_query, end_query = even_range(heads, rank, size, "num_attention_heads")
+        start, stop = kv_head_range(kv_heads, rank, size, "num_key_value_heads")
+        local = (end_query - first_query) // (stop - start)
+        for query in range(first_query, end_query):
+            assert start + (query - first_query) // local == query // (heads // kv_heads)
+
+
+@pytest.mark.parametrize(("kv_heads", "size"), [(3, 2), (3, 4), (6, 4)])
+def test_kv_heads_that_neither_divide_nor_are_shared_evenly_are_refused(kv_heads: int, size: int) -> None:
+    with pytest.raises(ConfigError, match="num_key_value_heads"):
+        kv_head_range(kv_heads, 0, size, "num_key_value_heads")
+
+
+def test_a_single_rank_holds_everything() -> None:
+    shard = Shard.single()
+    assert shard.is_whole
+    assert (shard.split(7, "x"), shard.kv_heads(3), shard.padded(5), shard.padded_part(5)) == (
+        (0, 7),
+        (0, 3),
+        (0, 5),
+        5,
+    )
