@@ -56,9 +56,5 @@ def test_kv_heads_that_neither_divide_nor_are_shared_evenly_are_refused(kv_heads
 def test_a_single_rank_holds_everything() -> None:
     shard = Shard.single()
     assert shard.is_whole
-    assert (shard.split(7, "x"), shard.kv_heads(3), shard.padded(5), shard.padded_part(5)) == (
-        (0, 7),
-        (0, 3),
-        (0, 5),
-        5,
-    )
+    parts = shard.split(7, "x"), shard.kv_heads(3), shard.padded(5), shard.padded_part(5)
+    assert parts == ((0, 7), (0, 3), (0, 5), 5)
