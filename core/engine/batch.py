@@ -37,6 +37,7 @@ class StepInputs:
     Attributes:
         request_ids: B ids, in row order of everything below.
         num_scheduled_B: tokens of each request in this step.
+        num_known_B: tokens known of each request; the last of them is in this step where seq_lens_B is as many.
         token_ids_T, positions_T: int64, ragged, request after request.
         query_start_loc: [B + 1] int32.
         seq_lens_B: int32, KV length including this step.
@@ -45,6 +46,7 @@ class StepInputs:
 
     request_ids: tuple[str, ...]
     num_scheduled_B: Int64
+    num_known_B: Int64
     token_ids_T: Int64
     positions_T: Int64
     query_start_loc: Int32
@@ -101,10 +103,6 @@ class InputBatch:
         if (row := self._row_of.pop(request_id, None)) is not None:
             self._free_rows.append(row)
 
-    def length(self, request_id: str) -> int:
-        """How many tokens of a request are known."""
-        return int(self._length[self._row_of[request_id]])
-
     def prepare(self, scheduled: SchedulerOutput) -> StepInputs:
         """Gather a step's inputs, request after request in the scheduler's order."""
         ids = tuple(scheduled.num_scheduled_tokens)
@@ -120,6 +118,7 @@ class InputBatch:
         return StepInputs(
             request_ids=ids,
             num_scheduled_B=counts_B,
+            num_known_B=self._length[rows_B],
             token_ids_T=self._tokens[rows_T, positions_T].astype(np.int64),
             positions_T=positions_T,
             query_start_loc=starts,

@@ -1,65 +1,62 @@
-"""Runs one step: SchedulerOutput -> device inputs -> Program -> logits -> sampled tokens.
+"""Runs one step: SchedulerOutput -> device inputs -> Program -> rows -> what the stage makes of them.
 
     execute()
-      _apply        rows of the InputBatch and of the sampler follow the scheduler's differences
+      _apply        rows of the InputBatch and of the stage follow the scheduler's differences
       _copy_blocks  copies on write, before anything is written
       pad           to a shape that the device takes (buckets.py)
       _fill         host inputs into the step's persistent device buffers; one plan per KV group
       program.run   the model's forward pass
-      _sample       rows whose last known token was computed draw their next one
-      _score        prompt logprobs of the requests that asked for them
+      stage.finish  tokens are drawn from logits (sampling_stage.py), or vectors made of hidden rows (pooling_stage.py)
 
-The ModelRunner owns the step buffers, the InputBatch and the sampling rows. It knows no device: what differs between
-devices is behind `DeviceBackend` and `OpSet`.
+The ModelRunner owns the step buffers and the InputBatch. It knows no device: what differs between devices is behind
+`DeviceBackend` and `OpSet`. Nor does it know what the model's rows are for: that is the `OutputStage`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Protocol, Self
 
 import torch
 
 from octavo.core.backend.device import DeviceBackend, Program, StepBuffers
 from octavo.core.backend.kv import AttentionMetadata, KVCache
 from octavo.core.backend.opset import OpSet
-from octavo.core.backend.specs import CacheSpec, RowSpec
+from octavo.core.backend.specs import CacheSpec
 from octavo.core.engine.batch import InputBatch, StepInputs
 from octavo.core.engine.buckets import step_shapes
-from octavo.core.engine.prompt_scores import PromptScores
 from octavo.core.models.base import Model
-from octavo.core.sample.logprobs import PositionLogprobs
-from octavo.core.sample.sampler import Sampler
-from octavo.core.sample.state import SamplingRow
-from octavo.core.sched.output import ModelRunnerOutput, NewRequest, SampledTokens, SchedulerOutput
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredChunk:
-    """Prompt positions first, …, stop - 1 of one request, to be scored in one step; none when stop is first.
-
-    Attributes:
-        ends_prompt: the step computes the last prompt token, so that all scores are there afterwards.
-    """
-
-    request_id: str
-    first: int
-    stop: int
-    ends_prompt: bool
+from octavo.core.sched.output import ModelRunnerOutput, NewRequest, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True)
 class WantedRows:
-    """The logits of one step: `sampling` requests, one row each, then the positions of `scoring`.
+    """The rows of one step that its stage asks the model for.
 
     Attributes:
-        token_rows: the step's tokens that they belong to, in that order.
+        token_rows: the step's tokens that they belong to.
+        work: the stage's own note of what to do with them; handed back to it.
     """
 
-    sampling: tuple[str, ...]
-    scoring: tuple[ScoredChunk, ...]
     token_rows: tuple[int, ...]
+    work: Any
+
+
+class OutputStage(Protocol):
+    """What a model's rows are for. It owns what it keeps of each request; the runner tells it who comes and goes."""
+
+    def add(self, new: NewRequest) -> None:
+        """A request starts, or starts again after a preemption."""
+
+    def remove(self, request_id: str) -> None:
+        """A request ended or was preempted. Unknown ids are ignored."""
+
+    def wanted(self, inputs: StepInputs) -> WantedRows:
+        """The rows that this step's requests need. Changes nothing."""
+
+    def finish(self, work: Any, rows_RV: torch.Tensor) -> ModelRunnerOutput:
+        """The step's result, from the rows that were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +65,22 @@ class RunnerMemory:
 
     Attributes:
         token_ids_T, positions_T, logit_rows_T: int64, for the largest step, padding included.
-        logits_BV: fp32, a row for each request.
+        logits_RV: fp32, for the rows of a usual step.
     """
 
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
     logit_rows_T: torch.Tensor
-    logits_BV: torch.Tensor
+    logits_RV: torch.Tensor
 
     @classmethod
-    def allocate(cls, backend: DeviceBackend, num_tokens: int, num_requests: int, vocab_size: int) -> Self:
-        """Buffers for steps of so many tokens and requests."""
+    def allocate(cls, backend: DeviceBackend, num_tokens: int, num_rows: int, width: int) -> Self:
+        """Buffers for steps of so many tokens, and as many rows of that width as a step usually wants."""
         return cls(
             token_ids_T=backend.empty(num_tokens, dtype=torch.int64),
             positions_T=backend.empty(num_tokens, dtype=torch.int64),
             logit_rows_T=backend.empty(num_tokens, dtype=torch.int64),
-            logits_BV=backend.empty(num_requests, vocab_size, dtype=torch.float32),
+            logits_RV=backend.empty(num_rows, width, dtype=torch.float32),
         )
 
 
@@ -93,8 +90,10 @@ class ModelRunner:
     Args:
         model: with weights loaded and its KV bound.
         backend, opset: where it runs.
+        stage: takes the model's rows.
         memory: its buffers.
         pool_views: one view of each pool; any of a pool's views covers all its bytes.
+        max_num_seqs: requests of a step.
         max_model_len: tokens of a request.
         block_sizes: per KV group, in tokens.
     """
@@ -105,25 +104,25 @@ class ModelRunner:
         model: Model,
         backend: DeviceBackend,
         opset: OpSet,
+        stage: OutputStage,
         memory: RunnerMemory,
         pool_views: Sequence[KVCache],
+        max_num_seqs: int,
         max_model_len: int,
         block_sizes: tuple[int, ...],
     ) -> None:
         self._backend = backend
         self._opset = opset
         self._model = model
-        self._sampler = Sampler(opset.bind("sample", RowSpec(width=model.vocab_size, dtype=torch.float32)))
+        self._stage = stage
         self._pool_views = tuple(pool_views)
-        self._batch = InputBatch(len(memory.logits_BV), max_model_len, block_sizes)
+        self._batch = InputBatch(max_num_seqs, max_model_len, block_sizes)
         self._block_sizes = block_sizes
-        self._rows: dict[str, SamplingRow] = {}
-        self._scores: dict[str, PromptScores] = {}
         self._memory = memory
         self._copy_pool = [opset.bind("copy_blocks", _copy_spec(view)) for view in self._pool_views]
         self._shapes = step_shapes(
             backend.capabilities,
-            max_num_seqs=len(memory.logits_BV),
+            max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             block_sizes=block_sizes,
         )
@@ -138,10 +137,13 @@ class ModelRunner:
             return ModelRunnerOutput()
         self._copy_blocks(scheduled.block_copies)
         inputs = self._batch.prepare(scheduled)
-        wanted = self._wanted_rows(inputs)
+        wanted = self._stage.wanted(inputs)
         buffers = self._fill(self._shapes.pad(inputs), wanted.token_rows)
         self._program_for(buffers).run(buffers)
-        return self._finish(wanted, buffers.logits_RV[: len(wanted.token_rows)])
+        result = self._stage.finish(wanted.work, buffers.logits_RV[: len(wanted.token_rows)])
+        for request_id, sampled in result.sampled.items():
+            self._batch.append_tokens(request_id, sampled.token_ids)
+        return result
 
     def _program_for(self, buffers: StepBuffers) -> Program:
         """The program of any shape, or the one of these buffers' shape, compiled when it first comes up."""
@@ -158,13 +160,10 @@ class ModelRunner:
     def _apply(self, scheduled: SchedulerOutput) -> None:
         for request_id in (*scheduled.finished_request_ids, *scheduled.preempted_request_ids):
             self._batch.remove(request_id)
-            self._rows.pop(request_id, None)
-            self._scores.pop(request_id, None)
+            self._stage.remove(request_id)
         for new in scheduled.new_requests:
             self._batch.add(new)
-            self._rows[new.request_id] = _sampling_row(new)
-            if new.needs_prompt_logprobs:
-                self._scores[new.request_id] = PromptScores(new)
+            self._stage.add(new)
         for running in scheduled.running:
             self._batch.advance(running)
 
@@ -176,26 +175,6 @@ class ModelRunner:
             copy(view, pairs)
 
     # -- inputs -----------------------------------------------------------------------------------------------
-
-    def _wanted_rows(self, inputs: StepInputs) -> WantedRows:
-        """Which tokens' logits the step needs: first those that sample, then prompt positions to be scored."""
-        sampling: list[str] = []
-        sampling_rows: list[int] = []
-        scoring: list[ScoredChunk] = []
-        scoring_rows: list[int] = []
-        ends = (inputs.query_start_loc[1:] - 1).tolist()
-        for request_id, end, length, count in zip(
-            inputs.request_ids, ends, inputs.seq_lens_B.tolist(), inputs.num_scheduled_B.tolist(), strict=True
-        ):
-            if length == self._batch.length(request_id) and self._rows[request_id].samples:
-                sampling.append(request_id)
-                sampling_rows.append(end)
-            if (scores := self._scores.get(request_id)) is not None:
-                first = length - count
-                stop = max(first, min(length, scores.num_positions))
-                scoring.append(ScoredChunk(request_id, first, stop, ends_prompt=length > scores.num_positions))
-                scoring_rows.extend(range(end + 1 - count, end + 1 - count + stop - first))
-        return WantedRows(tuple(sampling), tuple(scoring), (*sampling_rows, *scoring_rows))
 
     def _fill(self, inputs: StepInputs, token_rows: Sequence[int]) -> StepBuffers:
         to_device, memory = self._backend.from_host, self._memory
@@ -229,53 +208,11 @@ class ModelRunner:
         )
 
     def _logits_for(self, num_rows: int) -> torch.Tensor:
-        """Room for the step's logits. Only a step that scores prompts can need more than the persistent rows."""
-        logits_BV = self._memory.logits_BV
-        if num_rows <= len(logits_BV):
-            return logits_BV[:num_rows]
-        return self._backend.empty(num_rows, logits_BV.shape[1], dtype=torch.float32)
-
-    # -- outputs ----------------------------------------------------------------------------------------------
-
-    def _finish(self, wanted: WantedRows, logits_RV: torch.Tensor) -> ModelRunnerOutput:
-        split = len(wanted.sampling)
-        scored, unscored = self._score(wanted.scoring, logits_RV[split:]) if wanted.scoring else ({}, {})
-        sampled, failed = self._sample(wanted.sampling, logits_RV[:split]) if wanted.sampling else ({}, {})
-        return ModelRunnerOutput(sampled=sampled, prompt_logprobs=scored, failed=unscored | failed)
-
-    def _sample(
-        self, request_ids: tuple[str, ...], logits_RV: torch.Tensor
-    ) -> tuple[dict[str, SampledTokens], dict[str, str]]:
-        drawn = self._sampler.sample(logits_RV, [self._rows[request_id] for request_id in request_ids])
-        failed = {request_ids[row]: reason for row, reason in drawn.failed.items()}
-        sampled = {}
-        for row, request_id in enumerate(request_ids):
-            if request_id in failed:
-                continue
-            token_id, logprobs = drawn.token_ids[row], drawn.logprobs[row]
-            sampled[request_id] = SampledTokens((token_id,), None if logprobs is None else (logprobs,))
-            self._rows[request_id].append(token_id)
-            self._batch.append_tokens(request_id, (token_id,))
-        return sampled, failed
-
-    def _score(
-        self, scoring: Sequence[ScoredChunk], logits_RV: torch.Tensor
-    ) -> tuple[dict[str, list[PositionLogprobs]], dict[str, str]]:
-        """Score prompt positions; returns the prompts that are complete, and the requests that can't be scored."""
-        complete, failed = {}, {}
-        row = 0
-        for chunk in scoring:
-            scores = self._scores[chunk.request_id]
-            logits_TV = logits_RV[row : row + chunk.stop - chunk.first]
-            row += len(logits_TV)
-            if not bool(logits_TV.amax(dim=-1).isfinite().all()):
-                failed[chunk.request_id] = "logits of the prompt are NaN or infinite"
-                continue
-            scores.add(chunk.first, logits_TV)
-            if chunk.ends_prompt:
-                complete[chunk.request_id] = scores.positions
-                del self._scores[chunk.request_id]
-        return complete, failed
+        """Room for the step's rows. Only a step that scores prompts can need more than the persistent ones."""
+        logits_RV = self._memory.logits_RV
+        if num_rows <= len(logits_RV):
+            return logits_RV[:num_rows]
+        return self._backend.empty(num_rows, logits_RV.shape[1], dtype=torch.float32)
 
 
 def _copy_spec(view: KVCache) -> CacheSpec:
@@ -288,14 +225,4 @@ def _copy_spec(view: KVCache) -> CacheSpec:
         kv_dtype=spec.dtype,
         block_size=spec.block_size,
         layout=view.layout,
-    )
-
-
-def _sampling_row(new: NewRequest) -> SamplingRow:
-    return SamplingRow(
-        new.sampling,
-        new.token_ids[: new.num_prompt_tokens],
-        new.token_ids[new.num_prompt_tokens :],
-        choice=new.choice_index,
-        end_token_ids=new.end_token_ids,
     )

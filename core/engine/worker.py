@@ -23,6 +23,7 @@ from octavo.core.base.errors import BackendUnavailable
 from octavo.core.engine.buckets import padded_tokens
 from octavo.core.engine.resolve import EngineSizes, check_weights_fit, fit_length, kv_blocks_for, resolve_sizes
 from octavo.core.engine.runner import ModelRunner, RunnerMemory
+from octavo.core.engine.sampling_stage import SamplingStage
 from octavo.core.layers.kv_groups import KVGroup, group_layers, layer_places, num_pools, pool_block_bytes
 from octavo.core.layers.overrides import replaced_layers
 from octavo.core.load.checkpoint import Checkpoint
@@ -86,8 +87,10 @@ class Worker:
             model=self._model,
             backend=backend,
             opset=self._opset,
+            stage=SamplingStage(self._opset, self.vocab_size),
             memory=memory,
             pool_views=[backend.kv_view(pool, layers[0].spec) for pool in pools],
+            max_num_seqs=self.sizes.max_num_seqs,
             max_model_len=self.sizes.max_model_len,
             block_sizes=tuple(group.block_size for group in self.kv_groups),
         )
