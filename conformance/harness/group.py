@@ -10,10 +10,8 @@ group is formed for each case: what one case leaves behind must not decide the n
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import msgspec
 
@@ -22,20 +20,7 @@ from octavo.conformance.finding import Finding
 from octavo.conformance.harness.attempt import execute
 from octavo.conformance.harness.result import Outcome
 from octavo.core.backend import DeviceBackend
-
-HOST = "127.0.0.1"
-
-
-@contextmanager
-def meeting_point() -> Iterator[str]:
-    """An address at which a group can meet, given to nobody else as long as this lasts.
-
-    The port stays bound, which keeps others away; nobody listens on it but the rank that binds it again.
-    """
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((HOST, 0))
-        yield f"{HOST}:{held.getsockname()[1]}"
+from octavo.core.parallel.meeting import meeting_point
 
 
 def execute_in_threads(

@@ -30,7 +30,6 @@ from octavo.conformance.case import Case
 from octavo.conformance.facts import Facts
 from octavo.conformance.gaps import Gap
 from octavo.conformance.harness.attempt import execute
-from octavo.conformance.harness.group import meeting_point
 from octavo.conformance.harness.host import HostBackend, NoOps
 from octavo.conformance.harness.judge import apply_gap, assess, describe
 from octavo.conformance.harness.process import WorkerProcess, ends_with, receive, send

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from octavo.conformance.harness.group import meeting_point
 from octavo.conformance.harness.host import HostBackend
 from octavo.conformance.harness.judge import judge
 from octavo.conformance.harness.result import CaseResult, Status
@@ -176,8 +175,3 @@ def test_cases_of_collectives_are_chosen_by_the_communicators_name() -> None:
     chosen = selected(Settings(backend="reference", only="communicator"))
     assert {case.family for case in chosen} >= {"collectives", "all_reduce", "barrier"}
     assert all(case.op == "communicator" for case in chosen)
-
-
-def test_a_meeting_point_is_given_to_one_group_at_a_time() -> None:
-    with meeting_point() as first, meeting_point() as second:
-        assert first != second
