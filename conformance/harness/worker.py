@@ -36,6 +36,7 @@ from octavo.conformance.harness.process import WorkerProcess, ends_with, receive
 from octavo.conformance.harness.result import CaseResult, Outcome, Status
 from octavo.core.backend import BackendRegistry, DeviceBackend
 from octavo.core.base.errors import BackendUnavailable, OctavoError
+from octavo.core.parallel.meeting import meeting_point
 
 START_TIMEOUT_S = 300.0
 """A backend's first start may build kernels."""
