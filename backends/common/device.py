@@ -60,6 +60,9 @@ TOKEN_BUCKETS = (
 
 DEFAULT_STEP_TOKENS = 8192
 
+KV_MEMORY_FRACTION = 0.9
+"""Of what weights and the reserve leave free: a device serves one engine. What stays is for other processes' growth."""
+
 RESERVE_BYTES = 1 << 30
 """Of the device's memory, never offered to the engine: recordings, code, and workspaces of libraries come later."""
 
@@ -210,4 +213,6 @@ def _capabilities(runtime: Runtime, chip: Chip, *, records: bool, deterministic:
         world_sizes=tuple(size for size in WORLD_SIZES if size <= count),
         versions=runtime.versions(),
         is_emulated=runtime.is_emulated,
+        # The interpreter's device is the host, whose memory is for everybody.
+        kv_memory_fraction=Capabilities.kv_memory_fraction if runtime.is_emulated else KV_MEMORY_FRACTION,
     )

@@ -42,15 +42,33 @@ def open_device(vendor: Vendor, config: BackendConfig) -> tuple[Runtime, Chip]:
     if is_interpreted():
         return HostRuntime(), vendor.default
     options = config.options or GpuOptions()
-    index = device_index(vendor, options.device)
+    index = device_index(vendor, options.device, config.rank, config.world_size)
     return TorchRuntime(index, vendor.toolkit), chip_of(vendor, index)
 
 
-def device_index(vendor: Vendor, wanted: int | None) -> int:
-    """The device asked for, or the first of a known architecture. Raises BackendUnavailable for one that can't be."""
+def device_index(vendor: Vendor, first: int | None, rank: int = 0, world_size: int = 1) -> int:
+    """The device of a rank: number `rank` of those of a known architecture, counted from `first` on.
+
+    Raises BackendUnavailable for a device that can't be, and where the group has more ranks than there are devices.
+    """
     arches = [vendor.arch_of(index) for index in range(torch.cuda.device_count())]
-    if wanted is None:
-        wanted = next((index for index, arch in enumerate(arches) if arch in vendor.arches), 0)
+    if first is not None:
+        _check_device(vendor, arches, first)
+    known = [index for index in range(first or 0, len(arches)) if arches[index] in vendor.arches]
+    if rank < len(known):
+        return known[rank]
+    if not known:
+        _check_device(vendor, arches, 0)
+    start = "" if first is None else f" from device {first} on"
+    raise BackendUnavailable(
+        f"rank {rank} of {world_size} has no device: backend {vendor.backend} finds {len(known)} that it knows{start}; "
+        f"lower tensor_parallel_size to {len(known)}, or look at {vendor.visible_by}",
+        field="tensor_parallel_size",
+    )
+
+
+def _check_device(vendor: Vendor, arches: list[str], wanted: int) -> None:
+    """Raises BackendUnavailable."""
     if wanted >= len(arches):
         raise BackendUnavailable(
             f"option device of backend {vendor.backend} is {wanted}, and {len(arches)} devices are visible; take a "
@@ -63,7 +81,6 @@ def device_index(vendor: Vendor, wanted: int | None) -> int:
             f"{', '.join(vendor.arches)}: choose another by --backend-option device=N",
             field="backend_option",
         )
-    return wanted
 
 
 def chip_of(vendor: Vendor, index: int) -> Chip:

@@ -10,7 +10,8 @@ class GpuOptions:
     """Options of the backends cuda and rocm.
 
     Attributes:
-        device: index of the device among those that the process sees; None: the first one that the backend knows.
+        device: index of the device among those that the process sees; None: the first one that the backend knows. In a
+            group it is rank 0's, and each rank takes the next one that the backend knows.
         graphs: record steps of few tokens and replay them; off, every step is launched kernel by kernel.
     """
 

@@ -65,7 +65,7 @@ class CpuBackend:
 
     def __init__(self, config: BackendConfig) -> None:
         """Raises ConfigError for an impossible thread count, BackendUnavailable when the kernels don't build."""
-        num_threads = config.num_threads or default_num_threads()
+        num_threads = config.num_threads or default_num_threads(world_size=config.world_size)
         library = native.load()
         self._context = native.NativeContext(library, num_threads) if library is not None else None
         self._torch_threads = TORCH_THREADS.claim(1 if self._context is not None else num_threads)

@@ -55,6 +55,7 @@ class BackendChoice(msgspec.Struct, frozen=True, kw_only=True):
         options: of `--backend-option`.
         strict: no fallback to the reference ops.
         families: modules of cases.
+        rank, world_size: whose device it takes, where it works in a group.
     """
 
     name: str
@@ -63,6 +64,8 @@ class BackendChoice(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False
     strict: bool = False
     families: tuple[str, ...] = suite.FAMILIES
+    rank: int = 0
+    world_size: int = 1
 
 
 class Hello(msgspec.Struct, tag=True):
@@ -118,6 +121,8 @@ def make_backend(choice: BackendChoice) -> DeviceBackend:
         choice.options,
         num_threads=choice.num_threads,
         deterministic=choice.deterministic,
+        rank=choice.rank,
+        world_size=choice.world_size,
     )
 
 
@@ -234,17 +239,19 @@ class WorkerPool:
 
     def _start(self, count: int) -> Facts:
         """Have at least `count` workers, and rank 0's facts."""
-        new = [WorkerProcess(MODULE) for _ in range(count - len(self._workers))]
+        there = len(self._workers)
+        new = [WorkerProcess(MODULE) for _ in range(count - there)]
         self._workers += new
         if self._is_interrupted:
             self._kill()
             raise BackendUnavailable(f"backend {self._choice.name}: the run was interrupted", field="backend")
-        facts = [self._greet(worker) for worker in new]
+        facts = [self._greet(worker, rank, count) for rank, worker in enumerate(new, there)]
         return facts[0] if facts else self.facts
 
-    def _greet(self, worker: WorkerProcess) -> Facts:
+    def _greet(self, worker: WorkerProcess, rank: int, world_size: int) -> Facts:
+        choice = msgspec.structs.replace(self._choice, rank=rank, world_size=world_size)
         try:
-            worker.send(msgspec.msgpack.encode(self._choice))
+            worker.send(msgspec.msgpack.encode(choice))
             hello = worker.receive(time.monotonic() + START_TIMEOUT_S)
         except (ConnectionError, TimeoutError) as error:
             self._workers.remove(worker)

@@ -35,6 +35,8 @@ class Capabilities:
         world_sizes: sizes of the groups that `communicator` can form on this machine's devices, ascending from 1.
         versions: of what lies below the backend, for reports: "driver", "firmware", "runtime", ….
         is_emulated: another device does its work: what is measured here is no claim about the device named.
+        kv_memory_fraction: share of the free memory that the KV cache takes where the user gives no size; above 0, no
+            more than 1. A device that nobody else uses can give nearly all.
     """
 
     device_name: str
@@ -54,6 +56,7 @@ class Capabilities:
     versions: Mapping[str, str] = field(default_factory=dict)
     world_sizes: tuple[int, ...] = (1,)
     is_emulated: bool = False
+    kv_memory_fraction: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class StepBuffers:
         plans: one per KV group, in group order.
         logit_rows_R: int64 [R]; the tokens whose logits are wanted.
         logits_RV: fp32 [R, V]; written by the step.
+        adapter_T: int32 [T]; the adapter slot of each token, -1 for none. None where the engine serves no adapters, and
+            then in every step.
 
     Where a device takes only token buckets, T and R are padded; see AttentionMetadata.
     """
@@ -83,6 +88,7 @@ class StepBuffers:
     plans: tuple[StepPlan, ...]
     logit_rows_R: torch.Tensor
     logits_RV: torch.Tensor
+    adapter_T: torch.Tensor | None = None
 
 
 StepFunction = Callable[[StepBuffers], None]

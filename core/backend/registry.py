@@ -74,14 +74,22 @@ class BackendConfig:
     """What a factory is told.
 
     Attributes:
-        num_threads: host threads to compute with; None: as many as the process may use.
+        num_threads: host threads to compute with; None: as many as the process may use, or its rank's share of them.
         deterministic: the same request must give the same bits, whatever shares its batch.
         options: an instance of the options dataclass; None for a backend without options.
+        rank, world_size: whose device this is, of a group with one process and one device for each rank. A backend of
+            many devices takes the one numbered `rank` of those that it may use; cpu takes its share of the processors.
     """
 
     num_threads: int | None = None
     deterministic: bool = False
     options: Any = None
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size}; ranks count from 0 and end before world_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,15 +254,18 @@ class BackendRegistry:
         *,
         num_threads: int | None = None,
         deterministic: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> DeviceBackend:
-        """Make the device, and check that it is what it declares. `options` are texts of `--backend-option key=value`.
+        """Make the device, and check that it is what it declares.
 
-        Raises ConfigError for a wrong option, BackendUnavailable when the factory fails or the device is at fault.
+        `options` are texts of `--backend-option key=value`; the others are BackendConfig's. Raises ConfigError for a
+        wrong option, BackendUnavailable when the factory fails or the device is at fault.
         """
         options_type = _guarded(info, "options", info.options) if info.options is not None else None
         parsed = parse_options(info.name, options_type, options or {})
         factory = _guarded(info, "factory", info.factory)
-        config = BackendConfig(num_threads=num_threads, deterministic=deterministic, options=parsed)
+        config = BackendConfig(num_threads, deterministic, parsed, rank, world_size)
         try:
             backend: DeviceBackend = factory(config)
         except OctavoError:

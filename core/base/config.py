@@ -55,9 +55,10 @@ class EngineConfig:
     kv_cache_dtype: str = option("auto", "how keys and values are stored", choices=DTYPES)
     num_kv_blocks: int | None = option(None, "blocks in the KV cache, instead of a size", kind=Kind.INT, low=1)
     kv_cache_memory_bytes: int | None = option(None, "the KV cache's size, such as 2GiB", kind=Kind.BYTES, low=1)
-    kv_memory_fraction: float = option(
-        0.5, "share of the free memory for the KV cache where no size is given", kind=Kind.FLOAT, low=0.01, high=0.95
-    )
+    kv_memory_fraction: float | None = option(
+        None, "share of the free memory for the KV cache where no size is given (default: what suits the device)",
+        kind=Kind.FLOAT, low=0.01, high=0.95,
+    )  # fmt: skip
     enable_prefix_caching: bool = option(True, "keep computed blocks and reuse equal prefixes", kind=Kind.BOOL)
 
     max_num_seqs: int = option(256, "the most requests that run at once", kind=Kind.INT, low=1, high=65536)

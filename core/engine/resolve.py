@@ -46,6 +46,7 @@ class EngineSizes:
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: tokens of a step.
         max_model_len: tokens of a prompt and its reply.
+        kv_memory_fraction: share of the free memory for the KV cache where no size is given.
     """
 
     dtype: torch.dtype
@@ -54,6 +55,7 @@ class EngineSizes:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    kv_memory_fraction: float
 
 
 def resolve_sizes(
@@ -88,6 +90,7 @@ def resolve_sizes(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=_tokens_of_buckets(config.max_num_batched_tokens, default_tokens, device),
         max_model_len=config.max_model_len or model.max_position,
+        kv_memory_fraction=config.kv_memory_fraction or device.kv_memory_fraction,
     )
 
 
@@ -147,7 +150,7 @@ def kv_blocks_for(
     Raises:
         ConfigError: the budget does not hold the smallest request, or is more than what is free.
     """
-    num_blocks, field, budget = _asked_blocks(config, block_bytes, free_bytes)
+    num_blocks, field, budget = _asked_blocks(config, sizes, block_bytes, free_bytes)
     if config.num_kv_blocks is None:
         num_blocks = min(num_blocks, sizes.max_num_seqs * peak_blocks(groups, sizes.max_model_len) + 1)
     smallest = peak_blocks(groups, 1) + 1
@@ -166,14 +169,14 @@ def kv_blocks_for(
     return num_blocks
 
 
-def _asked_blocks(config: EngineConfig, block_bytes: int, free_bytes: int) -> tuple[int, str, str]:
+def _asked_blocks(config: EngineConfig, sizes: EngineSizes, block_bytes: int, free_bytes: int) -> tuple[int, str, str]:
     """The blocks that the config asks for, the field that says so, and how, in words."""
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks, "num_kv_blocks", f"num_kv_blocks {config.num_kv_blocks}"
     if config.kv_cache_memory_bytes is not None:
         asked_bytes = config.kv_cache_memory_bytes
         return asked_bytes // block_bytes, "kv_cache_memory_bytes", f"kv_cache_memory_bytes {asked_bytes}"
-    share = config.kv_memory_fraction
+    share = sizes.kv_memory_fraction
     budget = f"kv_memory_fraction {share} of {format_bytes(free_bytes)} free"
     return int(free_bytes * share) // block_bytes, "kv_memory_fraction", budget
 

@@ -262,6 +262,15 @@ def test_the_factory_gets_typed_options() -> None:
     assert backend.config.options == Options()
 
 
+def test_the_factory_is_told_its_rank() -> None:
+    acme = info(options=f"{HERE}:Options")
+    backend: Any = registry_of(acme).create(acme, rank=1, world_size=2)
+    assert (backend.config.rank, backend.config.world_size) == (1, 2)
+    for rank, world_size in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match=f"rank {rank} of {world_size}; ranks count from 0"):
+            BackendConfig(rank=rank, world_size=world_size)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

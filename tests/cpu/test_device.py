@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from octavo.backends.cpu import device as cpu_device
-from octavo.backends.cpu import native, native_build
+from octavo.backends.cpu import native, native_build, threads
 from octavo.backends.cpu.device import CpuBackend
 from octavo.core.backend import (
     BackendConfig,
@@ -118,6 +118,19 @@ def test_groups_of_the_declared_sizes_only(backend: DeviceBackend) -> None:
     assert error.value.field == "tensor_parallel_size"
     with pytest.raises(ConfigError, match="HOST:PORT"):
         backend.communicator(0, 2, "")
+
+
+def test_the_ranks_of_a_group_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "physical_cores", lambda *_: 8)
+    monkeypatch.setattr(threads, "cpu_quota", lambda *_: None)
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(cpu_device.native, "load", lambda: None)
+    before = torch.get_num_threads()
+    for world_size, share in ((1, 8), (2, 4), (16, 1)):
+        made = CpuBackend(BackendConfig(rank=world_size - 1, world_size=world_size))
+        assert torch.get_num_threads() == share
+        made.close()
+    assert torch.get_num_threads() == before
 
 
 def test_close_restores_torchs_threads_and_may_be_called_twice() -> None:

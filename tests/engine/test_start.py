@@ -77,6 +77,9 @@ def test_the_kv_cache_takes_a_share_of_what_is_really_free(null: NullWorld) -> N
     engine = null.engine({"max_position": 100_000, "vocab_size": 200_000}, **options, kv_memory_fraction=0.25)
     assert engine.num_kv_blocks == pytest.approx(50_000 / BLOCK_BYTES, rel=0.02)  # a row of logits is 800 kB
     engine.close()
+    engine = null.engine({"max_position": 100_000}, **options)
+    assert engine.num_kv_blocks == pytest.approx(500_000 / BLOCK_BYTES, rel=0.02)  # the device's own share
+    engine.close()
     engine = null.engine({"max_position": 128}, **options)
     assert engine.num_kv_blocks == 1 + 128 // 16  # no more than could ever be used
     engine.close()

@@ -11,7 +11,7 @@ import torch
 
 from octavo.backends.common.device import RECORDED_TOKENS, RESERVE_BYTES, TOKEN_BUCKETS
 from octavo.backends.common.options import GpuOptions
-from octavo.backends.common.staging import StagingRing
+from octavo.backends.common.staging import LARGEST_BYTES, StagingRing
 from octavo.core.backend import BackendConfig, KVCacheSpec, KVLayout, PlainProgram
 from octavo.core.backend.selfcheck import device_fault
 from octavo.core.base.errors import BackendUnavailable, ConfigError
@@ -42,6 +42,7 @@ def test_facts_are_those_of_the_chip(device: LateDevice) -> None:
     assert (facts.graphs, facts.dynamic_shapes, facts.token_buckets) == (True, False, TOKEN_BUCKETS)
     assert (facts.is_emulated, facts.batch_invariant) == (False, False)
     assert facts.world_sizes == (1,)
+    assert facts.kv_memory_fraction == 0.9
     assert backend_on(device, deterministic=True).capabilities.batch_invariant
     assert not backend_on(device, graphs=False).capabilities.graphs
 
@@ -165,6 +166,35 @@ def test_a_tensor_larger_than_the_ring_comes_whole(device: LateDevice) -> None:
     room = runtime.empty((1000,), torch.int64)
     StagingRing(runtime, stream, half_bytes=1024).send(torch.arange(1000), room)
     assert torch.equal(room.cpu(), torch.arange(1000))
+
+
+def test_a_large_tensor_of_every_step_is_waited_for_no_more(device: LateDevice) -> None:
+    """The block tables of two KV groups, of requests that may have 131,072 tokens: 8 MiB each, behind a step's work."""
+    backend = backend_on(device)
+    rooms = []
+    for step in range(5):
+        tables = [torch.full((256, 8192), 10 * step + group, dtype=torch.int32) for group in range(2)]
+        before = device.current.queued
+        rooms.append([backend.from_host(table) for table in tables])
+        rooms[-1][0] += 0  # the step's work
+        if step:  # the first one is copied straight, and makes the halves grow; the step before may still run
+            assert device.current.passed <= before
+    assert device.current.passed < device.current.queued
+    found = [[int(backend.to_host(room[-1, -1:])) for room in step] for step in rooms]
+    assert found == [[10 * step, 10 * step + 1] for step in range(5)]
+
+
+def test_what_is_too_large_for_pinned_memory_is_always_copied_straight(device: LateDevice) -> None:
+    runtime = LateRuntime(device)
+    stream = runtime.new_stream()
+    runtime.use(stream)
+    ring = StagingRing(runtime, stream, half_bytes=1024)
+    sent = torch.arange(LARGEST_BYTES // 8 + 1)
+    for _ in range(3):
+        room = runtime.empty((len(sent),), torch.int64)
+        ring.send(sent, room)
+        assert stream.passed == stream.queued
+        assert int(room[-1].item()) == LARGEST_BYTES // 8
 
 
 # -- order ----------------------------------------------------------------------------------------------------

@@ -54,6 +54,16 @@ def test_the_first_known_chip_is_taken(devices: None) -> None:
     assert device_index(VENDOR, 2) == 2
 
 
+def test_each_rank_takes_the_next_known_chip(devices: None) -> None:
+    assert [device_index(VENDOR, None, rank, 2) for rank in (0, 1)] == [1, 2]
+    assert device_index(VENDOR, 2, 0, 2) == 2
+    with pytest.raises(BackendUnavailable, match=r"rank 2 of 4 has no device: .* finds 2 that it knows; lower tensor"):
+        device_index(VENDOR, None, 2, 4)
+    with pytest.raises(BackendUnavailable, match="finds 1 that it knows from device 2 on; lower") as error:
+        device_index(VENDOR, 2, 1, 2)
+    assert error.value.field == "tensor_parallel_size"
+
+
 def test_a_device_that_cant_be_is_refused(devices: None) -> None:
     with pytest.raises(BackendUnavailable, match="device 0 is sm_80; backend cuda has kernels for sm_90: choose"):
         device_index(VENDOR, 0)
