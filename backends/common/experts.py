@@ -2,15 +2,19 @@
 
     grouped_gemm    rows segment_start[e] .. segment_start[e + 1] of x, times weights[e].T, then the gate: one kernel
 
+    weights 0 … E-1 ──by identity of all of them──► ExpertTables ──► int64 [3, E] on the device
+                                                    gone as soon as one of these weights is
+
 segment_start stays on the device. Of the grid the host knows a bound only: each expert with rows has at most one tile
 that is cut short, so that there are no more than T // BLOCK_M + min(E, T) of them.
 """
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -29,13 +33,16 @@ class Experts:
     """Weights of one form, and where they lie.
 
     Attributes:
-        first: the first of them, whose tensors a kernel gets.
         addresses: int64 [3, E] on the device: where each one's codes, scales and offsets begin.
     """
 
-    weights: list[PackedWeight]
-    first: GpuWeight
+    weights: list[GpuWeight]
     addresses: torch.Tensor
+
+    @property
+    def first(self) -> GpuWeight:
+        """The one whose tensors a kernel gets."""
+        return self.weights[0]
 
     @property
     def padded(self) -> int:
@@ -50,7 +57,7 @@ class ExpertOps(ABC):
         """products: whose weights these are."""
         self._gpu = gpu
         self._products = products
-        self._experts: dict[int, Experts] = {}
+        self._tables = ExpertTables()
 
     def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
         """None when `op` runs natively at `spec`, else why not."""
@@ -71,7 +78,7 @@ class ExpertOps(ABC):
     ) -> None:
         """Rows segment_start[e] .. segment_start[e + 1] of x times weights[e].T; segment_start is [E + 1] int32.
 
-        Where a list's first weight is new, a table of the weights is copied to the device.
+        Where this list of weights is new, a table of them is copied to the device.
 
         Raises:
             UnsupportedOp: what supports() refused.
@@ -138,16 +145,42 @@ class ExpertOps(ABC):
         return down * across
 
     def _laid_out(self, weights: list[PackedWeight]) -> Experts:
-        """Where a list's weights lie; looked up by its first one. Raises UnsupportedOp."""
-        key = id(weights[0]) if weights else 0
-        known = self._experts.get(key)
-        if known is not None and known.weights == weights:
-            return known
-        own = [w for w in weights if isinstance(w, GpuWeight)]
-        if not own or len(own) != len(weights) or any(w.spec != own[0].spec for w in own):
-            raise UnsupportedOp("grouped_gemm takes weights of one spec that this backend has packed")
-        self._experts[key] = Experts(list(weights), own[0], _addresses(own))
-        return self._experts[key]
+        """Where a list's weights lie. Raises UnsupportedOp."""
+        addresses = self._tables.known(weights)
+        own = cast("list[GpuWeight]", weights)  # what is known was checked when it was new
+        if addresses is None:
+            own = [w for w in weights if isinstance(w, GpuWeight)]
+            if not own or len(own) != len(weights) or any(w.spec != own[0].spec for w in own):
+                raise UnsupportedOp("grouped_gemm takes weights of one spec that this backend has packed")
+            addresses = self._tables.added(own)
+        return Experts(own, addresses)
+
+
+class ExpertTables:
+    """The address table of each list of weights that came up, for as long as all of these weights live.
+
+    A list is known by the identity of every one of its weights, in order. Identities are used again once their owner is
+    gone, so a table goes with the first of its weights that does; it keeps none of them alive. While they live it stays
+    where it is: recorded steps read it there. A weight never moves, so that a table is never out of date.
+    """
+
+    def __init__(self) -> None:
+        self._by_identity: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_identity)
+
+    def known(self, weights: list[PackedWeight]) -> torch.Tensor | None:
+        """The table of just these weights in this order."""
+        return self._by_identity.get(tuple(map(id, weights)))
+
+    def added(self, weights: list[GpuWeight]) -> torch.Tensor:
+        """A new one."""
+        key = tuple(map(id, weights))
+        self._by_identity[key] = _addresses(weights)
+        for weight in {id(w): w for w in weights}.values():
+            weakref.finalize(weight, self._by_identity.pop, key, None).atexit = False
+        return self._by_identity[key]
 
 
 def _addresses(weights: list[GpuWeight]) -> torch.Tensor:

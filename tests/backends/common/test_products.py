@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 
-from octavo.backends.common.experts import ExpertOps
+from octavo.backends.common.experts import ExpertOps, ExpertTables
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.launch import Recorder
 from octavo.backends.common.packed import GpuWeight
@@ -223,6 +225,39 @@ def test_grouped(ops: Ops, reference: ReferenceOps, name: str, bounds: tuple[int
     reference.grouped_gemm(x, list(other), starts, out=want, gate="silu")
     close(out, want)
     assert (out[tokens:] == 7).all()
+
+
+def test_lists_of_experts_that_share_weights_are_told_apart(ops: Ops) -> None:
+    """The first weight in common, the same weights in another order, one of them twice: each call gets its own."""
+    weights = []
+    for factor in (1.0, 2.0, 4.0):
+        weights.append(ops.products.prepare_weight(WeightSpec(16, 32, F32)))
+        weights[-1].place(torch.full((16, 32), factor), 0)
+    a, b, c = weights
+    x, starts, out = torch.ones(2, 32), torch.tensor([0, 1, 2], dtype=torch.int32), torch.empty(2, 16)
+    for _ in range(2):
+        for pair_of, want in (((a, b), (32, 64)), ((a, c), (32, 128)), ((c, a), (128, 32)), ((a, a), (32, 32))):
+            ops.experts.grouped_gemm(x, list(pair_of), starts, out=out)
+            assert out[:, 0].tolist() == list(want)
+
+
+def test_a_table_of_experts_stays_while_they_live_and_goes_with_the_first_that_does(ops: Ops) -> None:
+    """A recording reads it where it lay; an identity that is used again must not find the table of another weight."""
+    tables = ExpertTables()
+    make = functools.partial(ops.products.prepare_weight, WeightSpec(16, 32, F32))
+    a, b, c = make(), make(), make()
+    first = tables.added([a, b])
+    assert tables.known([a, c]) is None
+    tables.added([a, c])
+    assert tables.known([a, b]) is first
+    assert first[0].tolist() == [a.codes.data_ptr(), b.codes.data_ptr()]
+    gone = weakref.ref(b)
+    del b
+    assert gone() is None  # the table kept nothing alive
+    assert len(tables) == 1
+    assert tables.known([a, c]) is not None
+    del a
+    assert len(tables) == 0
 
 
 def test_deterministic_rows_have_the_same_bits_alone(gpu: Gpu) -> None:
