@@ -96,14 +96,23 @@ class ConfigReader:
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0; `default` where absent or null, and required without one."""
         value = self._take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if not _is_positive(value):
             raise self._wrong(name, value, "a finite number above 0")
         return float(value)
 
-    def optional_number(self, name: str) -> float | None:
-        """A finite number above 0; None where absent or null."""
+    def optional_number(self, name: str, *, zero_is_absent: bool = False) -> float | None:
+        """A finite number above 0; None where absent or null, or 0 where that says the same."""
         self._seen.add(name)
+        if zero_is_absent and self._values.get(name) in (0, None):
+            return None
         return self.number(name) if self.has(name) else None
+
+    def numbers(self, name: str, length: int) -> tuple[float, ...]:
+        """A list of `length` finite numbers above 0, which must be there."""
+        value = self._take(name, None)
+        if not isinstance(value, list) or len(value) != length or not all(_is_positive(item) for item in value):
+            raise self._wrong(name, value, f"a list of {length} finite numbers above 0")
+        return tuple(float(item) for item in value)
 
     def boolean(self, name: str, default: bool) -> bool:
         """true or false; `default` where absent or null."""
@@ -178,3 +187,7 @@ class ConfigReader:
     def _wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
         shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
         return CheckpointError(f"config.json: {self._where}{name} is {shown}; it must be {wanted}", field=name)
+
+
+def _is_positive(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < math.inf

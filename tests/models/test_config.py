@@ -9,7 +9,7 @@ import torch
 
 from octavo.core.backend.opset import OpSet
 from octavo.core.base.errors import CheckpointError, ConfigError
-from octavo.core.layers.rope import LinearScaling, Llama3Scaling
+from octavo.core.layers.rope_scaling import LinearScaling, Llama3Scaling
 from octavo.core.models.gemma3 import Gemma3Config
 from octavo.core.models.llama import LlamaConfig
 from octavo.core.models.registry import build_model, read_config
@@ -239,9 +239,9 @@ def test_old_and_new_form_of_gemma_configs_mean_the_same():
 @pytest.mark.parametrize(
     ("scaling", "name"),
     [
-        ({"rope_type": "yarn", "factor": 4.0}, "rope_type"),
-        ({"type": "dynamic", "factor": 4.0}, "type"),
-        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}, "rope_type"),
+        ({"rope_type": "ntk", "factor": 4.0}, "rope_type"),
+        ({"type": "mrope", "mrope_section": [2, 3, 3]}, "type"),
+        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}, "original_max_position_embeddings"),
         ({"rope_type": "linear"}, "factor"),
         ({"rope_type": "linear", "factor": 0}, "factor"),
         ({"rope_type": "linear", "factor": 2.0, "attention_factor": 1.5}, "attention_factor"),
