@@ -114,6 +114,8 @@ class _Recorded:
         """Whether a replay does what the step would do with these buffers, once their contents are copied."""
         if not _same_place(self.buffers.logits_RV, buffers.logits_RV) or len(self.buffers.plans) != len(buffers.plans):
             return False
+        if (self.buffers.adapter_T is None) != (buffers.adapter_T is None):
+            return False
         pairs = zip(_inputs(self.buffers), _inputs(buffers), strict=True)
         return all(kept.shape == new.shape and kept.dtype == new.dtype for kept, new in pairs) and all(
             _same_choices(kept, new) for kept, new in zip(self.buffers.plans, buffers.plans, strict=True)
@@ -129,6 +131,8 @@ class _Recorded:
 def _inputs(buffers: StepBuffers) -> Iterator[torch.Tensor]:
     """What a step reads of its buffers, in a fixed order."""
     yield from (buffers.token_ids_T, buffers.positions_T, buffers.logit_rows_R)
+    if buffers.adapter_T is not None:
+        yield buffers.adapter_T
     for plan in buffers.plans:
         yield from _meta_tensors(plan.meta)
 

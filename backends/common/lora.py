@@ -62,9 +62,9 @@ class LoraOps:
     def lora_gemm(
         self,
         x_TK: torch.Tensor,
-        a: list[torch.Tensor],
-        b: list[torch.Tensor],
-        scales: torch.Tensor,
+        a_LRK: torch.Tensor,
+        b_LNR: torch.Tensor,
+        scales_L: torch.Tensor,
         adapter_T: torch.Tensor,
         *,
         out: torch.Tensor,
@@ -75,9 +75,10 @@ class LoraOps:
 
         Raises UnsupportedOp for ranks and dtypes that supports() refuses, and for adapters of another dtype than x's.
         """
+        a, b, scales = a_LRK.unbind(0), b_LNR.unbind(0), scales_L
         if not a or not x_TK.shape[0]:
             return
-        max_rank = max(part.shape[0] for part in a)
+        max_rank = a_LRK.shape[1]
         if x_TK.dtype not in FLOATS or max_rank > MAX_RANK:
             raise UnsupportedOp(
                 f"lora_gemm takes fp32, bf16 or fp16 up to rank {MAX_RANK}, not {x_TK.dtype}, {max_rank}"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 from octavo.conformance.case import Case, computes_in
 from octavo.conformance.draw import Draw
@@ -55,11 +56,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Adapters:
-    """a[i] [rank, K], b[i] [N, rank] in x's dtype; scales fp32."""
+    """a[i] [rank, K], b[i] [N, rank] in x's dtype; scales fp32. Ranks differ."""
 
     a: Sequence[torch.Tensor]
     b: Sequence[torch.Tensor]
     scales: torch.Tensor
+
+    def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """a [L, R, K] and b [L, N, R] as the op takes them, padded with zeros to the highest rank."""
+        rank = max(a.shape[0] for a in self.a)
+        a = torch.stack([pad(a, (0, 0, 0, rank - a.shape[0])) for a in self.a])
+        return a, torch.stack([pad(b, (0, rank - b.shape[1])) for b in self.b])
 
 
 def cases() -> Iterable[Case]:
@@ -208,9 +215,8 @@ def _delta(adapters: Adapters, x: torch.Tensor, rows: torch.Tensor, n: int, inne
 
 def call(point: Point, bench: Bench, rows: slice, out: str) -> None:
     """The op on some of the rows, into the same rows of an output."""
-    a, b = ([bench[f"{name}{i}"] for i in range(len(point.ranks))] for name in "ab")
     op = bench.op("lora_gemm", point.spec)
-    op(bench["x"][rows], a, b, bench["scales"], bench["adapter"][rows], out=bench[out][rows])
+    op(bench["x"][rows], bench["a"], bench["b"], bench["scales"], bench["adapter"][rows], out=bench[out][rows])
 
 
 def _trial(
@@ -224,7 +230,6 @@ def _trial(
     def run(bench: Bench) -> None:
         call(point, bench, slice(0, point.tokens), "out")
 
-    tensors = [given("x", x), given("scales", adapters.scales), given("adapter", rows), updated("out", out)]
-    tensors += [given(f"a{i}", a) for i, a in enumerate(adapters.a)]
-    tensors += [given(f"b{i}", b) for i, b in enumerate(adapters.b)]
-    return Trial(tuple(tensors), run, check, is_empty=point.tokens == 0)
+    a, b = adapters.slots()
+    tensors = (given("a", a), given("b", b), given("scales", adapters.scales), given("adapter", rows))
+    return Trial((given("x", x), *tensors, updated("out", out)), run, check, is_empty=point.tokens == 0)

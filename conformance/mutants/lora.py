@@ -14,9 +14,8 @@ SPLIT_K = 32
 @before
 def rank_32(call: Call) -> None:
     """Of a rank of 32 the first 16 are summed."""
-    halves = [16 if a.shape[0] == 32 else a.shape[0] for a in call["a"]]
-    call["a"] = [a[:rank] for a, rank in zip(call["a"], halves, strict=True)]
-    call["b"] = [b[:, :rank] for b, rank in zip(call["b"], halves, strict=True)]
+    if call["a_LRK"].shape[1] == 32:
+        call["a_LRK"], call["b_LNR"] = call["a_LRK"][:, :16], call["b_LNR"][..., :16]
 
 
 def atomics(honest: Op) -> Op:
@@ -35,7 +34,7 @@ def atomics(honest: Op) -> Op:
 def last_adapter(call: Call) -> None:
     """-1 counts from the end."""
     adapter_T = call["adapter_T"]
-    call["adapter_T"] = torch.where(adapter_T < 0, len(call["a"]) - 1, adapter_T)
+    call["adapter_T"] = torch.where(adapter_T < 0, len(call["a_LRK"]) - 1, adapter_T)
 
 
 MUTANTS = (

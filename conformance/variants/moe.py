@@ -105,16 +105,16 @@ def lora_gemm_with(delta: Delta) -> Op:
 
     def lora_gemm(
         x_TK: torch.Tensor,
-        a: list[torch.Tensor],
-        b: list[torch.Tensor],
-        scales: torch.Tensor,
+        a_LRK: torch.Tensor,
+        b_LNR: torch.Tensor,
+        scales_L: torch.Tensor,
         adapter_T: torch.Tensor,
         *,
         out: torch.Tensor,
     ) -> None:
         for t, i in enumerate(adapter_T.tolist()):
             if i >= 0:
-                added = delta(x_TK[t : t + 1].float(), a[i].float(), b[i].float(), scales[i].float())
+                added = delta(x_TK[t : t + 1].float(), a_LRK[i].float(), b_LNR[i].float(), scales_L[i].float())
                 out[t] = (out[t].float() + added[0]).to(out.dtype)
 
     return lora_gemm

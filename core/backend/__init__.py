@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Refusal,
     )
     from octavo.core.backend.specs import (
+        ActivationKind,
         AttentionSpec,
         CacheSpec,
         Gate,
@@ -84,6 +85,7 @@ _PUBLIC = {
     "reference.weight": ("PlainWeight",),
     "registry": ("API_VERSION", "Available", "BackendConfig", "BackendInfo", "BackendRegistry", "Refusal"),
     "specs": (
+        "ActivationKind",
         "AttentionSpec",
         "CacheSpec",
         "Gate",
@@ -108,6 +110,7 @@ __all__ = [
     "ACTIVATION_FORMATS",
     "API_VERSION",
     "OP_NAMES",
+    "ActivationKind",
     "AffineWeight",
     "AttentionMetadata",
     "AttentionSpec",

@@ -4,8 +4,8 @@
               each step peels one thing: the norm in front, the last of the epilogue, or the weight's quantisation
     rope_write_kv      rotary, write_kv
     all_reduce_norm    all_reduce of the communicator, rms_norm
-    rms_norm+residual  add, rms_norm
-    grouped_gemm       gemm per expert
+    rms_norm+residual, layer_norm+residual    add, the norm
+    grouped_gemm       grouped_gemm without the gate, act_mul; or gemm per expert
 
 `decompositions(op, spec)` names the parts, most fused first; OpSet binds them and calls `build`. A part may be taken
 apart in its turn. What lies between the parts is plain torch in place (an add), or a Scratch that the built
@@ -65,8 +65,7 @@ def decompositions(op: str, spec: OpSpec) -> Iterator[Decomposition]:
     if op == "gemm" and isinstance(spec, GemmSpec):
         yield from _peel_gemm(spec)
     elif op == "grouped_gemm" and isinstance(spec, GroupedGemmSpec):
-        part = GemmSpec(spec.weight, spec.x_dtype, spec.out_dtype, gate=spec.gate)
-        yield Decomposition((("gemm", part),), lambda parts, _: _GemmPerExpert(parts[0], spec.gate))
+        yield from _part_grouped(spec)
     elif op == "rope_write_kv" and isinstance(spec, CacheSpec):
         rotary = rotary_spec(spec.head_dim, spec.x_dtype, spec.rotary_dim, spec.interleaved)
         write = replace(spec, num_heads=0, rotary_dim=0, interleaved=False)
@@ -79,13 +78,25 @@ def decompositions(op: str, spec: OpSpec) -> Iterator[Decomposition]:
         yield Decomposition(
             (("rms_norm", norm),), lambda parts, empty: _ReduceThenNorm(parts[0], Scratch(empty, spec.dtype))
         )
-    elif op == "rms_norm" and isinstance(spec, RowSpec) and spec.variant == "residual":
-        yield Decomposition((("rms_norm", replace(spec, variant="")),), lambda parts, _: _AddThenNorm(parts[0]))
+    elif op in ("rms_norm", "layer_norm") and isinstance(spec, RowSpec) and spec.variant == "residual":
+        yield Decomposition(((op, replace(spec, variant="")),), lambda parts, _: _AddThenNorm(parts[0]))
 
 
 def rotary_spec(head_dim: int, dtype: torch.dtype, rotary_dim: int, interleaved: bool) -> RowSpec:
     """The spec of `rotary`."""
     return RowSpec(head_dim, dtype, "interleaved" if interleaved else "", rotary_dim)
+
+
+def _part_grouped(spec: GroupedGemmSpec) -> Iterator[Decomposition]:
+    if spec.gate is not None:
+        inner = replace(spec, gate=None, weight=replace(spec.weight, gated=False))
+        act = RowSpec(spec.weight.out_features, spec.out_dtype, spec.gate)
+        yield Decomposition(
+            (("grouped_gemm", inner), ("act_mul", act)),
+            lambda parts, empty: _GroupedThenGate(parts, spec.weight.out_features, Scratch(empty, spec.out_dtype)),
+        )
+    part = GemmSpec(spec.weight, spec.x_dtype, spec.out_dtype, gate=spec.gate)
+    yield Decomposition((("gemm", part),), lambda parts, _: _GemmPerExpert(parts[0], spec.gate))
 
 
 def _peel_gemm(spec: GemmSpec) -> Iterator[Decomposition]:
@@ -252,6 +263,28 @@ class _GemmThenBias:
         out.add_(cast(torch.Tensor, epilogue.bias_N))
 
 
+class _GroupedThenGate:
+    """The gate goes over all rows, those of no segment too: what they hold is nobody's."""
+
+    def __init__(self, parts: Sequence[OpCall], width: int, pair: Scratch) -> None:
+        self._grouped, self._act_mul = parts
+        self._width = width
+        self._pair = pair
+
+    def __call__(
+        self,
+        x_TK: torch.Tensor,
+        weights: list[PackedWeight],
+        segment_start: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        gate: Gate,
+    ) -> None:
+        pair = self._pair.take(x_TK.shape[0], self._width)
+        self._grouped(x_TK, weights, segment_start, out=pair)
+        self._act_mul(pair, out=out, gate=gate)
+
+
 class _GemmPerExpert:
     """Reads the segments on the host, which waits for the device."""
 
@@ -325,7 +358,15 @@ class _AddThenNorm:
         self._norm = norm
 
     def __call__(
-        self, x: torch.Tensor, weight_M: torch.Tensor, *, out: torch.Tensor, eps: float, residual: torch.Tensor
+        self,
+        x: torch.Tensor,
+        weight_M: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        eps: float,
+        residual: torch.Tensor,
+        **bias: torch.Tensor | None,
     ) -> None:
+        """bias: layer_norm's bias_M, where it is given."""
         residual.add_(x)
-        self._norm(residual, weight_M, out=out, eps=eps)
+        self._norm(residual, weight_M, out=out, eps=eps, **bias)

@@ -4,7 +4,8 @@
 
 The arguments are the op's own, outputs left out or given; tensors may lie on the "meta" device, since nothing but
 their shapes and dtypes is read. With it a step can be traced, or a caller's buffers checked, without running anything.
-Ops that write only the KV cache, or an input in place, have no outputs.
+Ops that write only the KV cache, or an input in place, have no outputs. moe_permute's segment_start is as long as the
+caller made it, and is not told here.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def _grouped_gemm(x_TK: Tensor, weights: list[PackedWeight], *_: Any, gate: Gate
     return {"out": OutputShape((x_TK.shape[0], width // 2 if gate else width))}
 
 
-def _lora_gemm(x_TK: Tensor, a: list[Tensor], b: list[Tensor], *_: Any, **__: Any) -> Outputs:  # noqa: ARG001 the op's order
-    return {"out": OutputShape((x_TK.shape[0], b[0].shape[0]))}
+def _lora_gemm(x_TK: Tensor, a_LRK: Tensor, b_LNR: Tensor, *_: Any, **__: Any) -> Outputs:  # noqa: ARG001 the op's order
+    return {"out": OutputShape((x_TK.shape[0], b_LNR.shape[1]))}
 
 
 def _quantize(x_TK: Tensor, scheme: QuantScheme, **_: Any) -> Outputs:
@@ -129,6 +130,18 @@ def _moe_route(logits_TE: Tensor, *, top_k: int, **_: Any) -> Outputs:
     return {"out_weights": OutputShape(shape), "out_ids": OutputShape(shape)}
 
 
+def _moe_permute(ids_TK: Tensor, **_: Any) -> Outputs:
+    tokens, top_k = ids_TK.shape
+    return {
+        "out_rows": OutputShape((tokens * top_k,), torch.int64),
+        "out_places": OutputShape((tokens, top_k), torch.int64),
+    }
+
+
+def _moe_combine(y_RM: Tensor, places_TK: Tensor, *_: Any, **__: Any) -> Outputs:
+    return {"out": OutputShape((places_TK.shape[0], y_RM.shape[1]), y_RM.dtype)}
+
+
 def _sample(logits_RV: Tensor, *_: Any, **__: Any) -> Outputs:
     return {"out": OutputShape((logits_RV.shape[0],), torch.int64)}
 
@@ -144,8 +157,10 @@ META: dict[str, Callable[..., Outputs]] = {
     "quantize": _quantize,
     "embed": _embed,
     "rms_norm": _like_first,
+    "layer_norm": _like_first,
     "rotary": _rotary,
     "act_mul": _act_mul,
+    "activation": _like_first,
     "write_kv": _nothing,
     "rope_write_kv": _rope_write_kv,
     "copy_blocks": _nothing,
@@ -157,6 +172,8 @@ META: dict[str, Callable[..., Outputs]] = {
     "write_mla": _nothing,
     "mla_attention": _mla_attention,
     "moe_route": _moe_route,
+    "moe_permute": _moe_permute,
+    "moe_combine": _moe_combine,
     "all_reduce_norm": _like_first,
     "sample": _sample,
 }

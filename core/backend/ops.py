@@ -22,7 +22,7 @@ import torch
 from octavo.core.backend.comm import Communicator
 from octavo.core.backend.kv import AttentionMetadata, KVCache
 from octavo.core.backend.quant import QuantizedTensor, QuantScheme
-from octavo.core.backend.specs import Gate, OpSpec, Unsupported, WeightSpec
+from octavo.core.backend.specs import ActivationKind, Gate, OpSpec, Unsupported, WeightSpec
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Epilogue:
 
     Attributes:
         bias_N: added to each row.
-        gate: the product is [gate | up]; out [T, N / 2] = act(gate) * up.
+        gate: the product is [gate | up]; out [T, N / 2] is the pair as `specs.Gate` says.
         residual: [T, out width], added; may be `out` itself.
         quantize: out holds codes and out_scales their scales.
         argmax: out [T] int64 holds the lowest id of each row's maximum.
@@ -121,21 +121,28 @@ class Ops(Protocol):
         out: torch.Tensor,
         gate: Gate | None = None,
     ) -> None:
-        """Rows segment_start[e] .. segment_start[e + 1] of x times weights[e].T; segment_start is [E + 1] int32."""
+        """Rows segment_start[e] .. segment_start[e + 1] of x times weights[e].T; segment_start is [E + 1] int32.
+
+        Segments begin at row 0 and may end before the last row: what out holds behind them is undefined.
+        """
 
     def lora_gemm(
         self,
         x_TK: torch.Tensor,
-        a: list[torch.Tensor],
-        b: list[torch.Tensor],
-        scales: torch.Tensor,
+        a_LRK: torch.Tensor,
+        b_LNR: torch.Tensor,
+        scales_L: torch.Tensor,
         adapter_T: torch.Tensor,
         *,
         out: torch.Tensor,
     ) -> None:
-        """out[t] += scales[i] * b[i] @ (a[i] @ x[t]) for i = adapter_T[t]; -1 leaves the row alone.
+        """out[t] += scales[i] * b[i] @ (a[i] @ x[t]) for i = adapter_T[t]; -1 leaves the row alone, bit for bit.
 
-        Source: Hu et al. 2021 (LoRA); a[i] is [rank, K], b[i] is [N, rank].
+        Shapes: L slots of rank R, a [L, R, K] and b [L, N, R] in x's dtype, scales [L] fp32; an adapter of a lower rank
+        is padded with zeros, an empty slot is zeros throughout. adapter [T] int32, -1 or below L.
+        What stands in a slot may change between calls, recorded or not: a call reads the slots as they then are.
+        Numerics: a[i] @ x[t] is not rounded to x's dtype.
+        Source: Hu et al. 2021 (LoRA); Chen et al. 2023 (Punica).
         """
 
     def quantize(self, x_TK: torch.Tensor, scheme: QuantScheme, *, out: torch.Tensor, scales: torch.Tensor) -> None:
@@ -160,6 +167,23 @@ class Ops(Protocol):
         Source: Zhang & Sennrich 2019.
         """
 
+    def layer_norm(
+        self,
+        x: torch.Tensor,
+        weight_M: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        eps: float,
+        bias_M: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis; shapes as for `rms_norm`.
+
+        The variance is the mean of (x - mean(x))². With residual: residual += x first (in place), then its norm goes to
+        out. out may be x.
+        Source: Ba et al. 2016.
+        """
+
     def rotary(
         self,
         q_THD: torch.Tensor,
@@ -178,7 +202,14 @@ class Ops(Protocol):
         """
 
     def act_mul(self, x: torch.Tensor, *, out: torch.Tensor, gate: Gate) -> None:
-        """out [T, I] = act(x[:, :I]) * x[:, I:]."""
+        """out [T, I] = the pair of x[:, :I] and x[:, I:] as `specs.Gate` says: act(gate) * up."""
+
+    def activation(self, x: torch.Tensor, *, out: torch.Tensor, kind: ActivationKind) -> None:
+        """out = act(x), element by element, [T, I]; out may be x.
+
+        silu x·sigmoid(x), gelu x·Φ(x), gelu_tanh its tanh approximation, relu max(x, 0). NaN stays NaN.
+        Source: Hendrycks & Gimpel 2016 (GELU, SiLU).
+        """
 
     # -- the KV cache -----------------------------------------------------------------------------------------
     def write_kv(
@@ -323,6 +354,42 @@ class Ops(Protocol):
         gets ids 0..top_k-1 and NaN weights.
         """
 
+    def moe_permute(
+        self,
+        ids_TK: torch.Tensor,
+        *,
+        first_expert: int,
+        out_rows: torch.Tensor,
+        out_places: torch.Tensor,
+        segment_start: torch.Tensor,
+    ) -> None:
+        """Sort (token, choice) pairs by expert, as `grouped_gemm` wants its rows; experts that are elsewhere left out.
+
+        Here are experts first_expert .. first_expert + E - 1, E told by segment_start's length; elsewhere is any other
+        id, -1 too. The sort is stable: within an expert pairs stand in the order t * K + k.
+        Outputs:
+            out_rows [T * K] int64: the token of each sorted row; 0 in the tail that no pair fills.
+            out_places [T, K] int64: the sorted row of each pair; -1 where its expert is not here.
+            segment_start [E + 1] int32: expert e has sorted rows segment_start[e] .. segment_start[e + 1] - 1.
+        ids are int32 or int64. No size depends on the ids, so nothing need be read back to the host.
+        """
+
+    def moe_combine(
+        self,
+        y_RM: torch.Tensor,
+        places_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """out[t] = residual[t] + Σ_k weights[t, k] * y[places[t, k]]; the way back from `moe_permute`.
+
+        Shapes: y [R, M], places [T, K] int64 (-1: adds nothing, whatever its weight), weights [T, K], out and residual
+        [T, M] in y's dtype. out may be residual; without one the sum begins at 0.
+        Numerics: in fp32, in order of k, the residual first; rounded once. Rows of y that no place names are not read.
+        """
+
     def all_reduce_norm(
         self,
         x_TM: torch.Tensor,
@@ -353,8 +420,9 @@ class Ops(Protocol):
 
 
 OP_NAMES = (
-    "gemm", "grouped_gemm", "lora_gemm", "quantize", "embed", "rms_norm", "rotary", "act_mul", "write_kv",
-    "rope_write_kv", "copy_blocks", "gather_blocks", "scatter_blocks", "paged_attention", "attention",
-    "merge_attention", "write_mla", "mla_attention", "moe_route", "all_reduce_norm", "sample",
+    "gemm", "grouped_gemm", "lora_gemm", "quantize", "embed", "rms_norm", "layer_norm", "rotary", "act_mul",
+    "activation", "write_kv", "rope_write_kv", "copy_blocks", "gather_blocks", "scatter_blocks", "paged_attention",
+    "attention", "merge_attention", "write_mla", "mla_attention", "moe_route", "moe_permute", "moe_combine",
+    "all_reduce_norm", "sample",
 )  # fmt: skip
 """Every op of the contract, in the protocol's order."""

@@ -177,8 +177,8 @@ class OpSet:
         choice = self._resolve(op, spec)
         if choice.decomposition is None:
             return spec.weight if choice.implementation == "own" else None
-        parts = (s for o, s in choice.decomposition.parts if o == "gemm" and isinstance(s, GemmSpec))
-        return next((own for s in parts if (own := self._own_product("gemm", s)) is not None), None)
+        parts = ((o, s) for o, s in choice.decomposition.parts if isinstance(s, GemmSpec | GroupedGemmSpec))
+        return next((own for o, s in parts if (own := self._own_product(o, s)) is not None), None)
 
     # -- building ---------------------------------------------------------------------------------------------
     def _build(self, choice: _Choice) -> OpCall:

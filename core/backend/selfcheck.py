@@ -21,6 +21,7 @@ from octavo.core.backend.kv import KVCacheSpec, KVLayout, KVPool
 from octavo.core.backend.ops import OP_NAMES, Ops
 from octavo.core.backend.quant import QuantFormat
 from octavo.core.backend.specs import (
+    ActivationKind,
     AttentionSpec,
     CacheSpec,
     Gate,
@@ -145,7 +146,9 @@ def _sample_specs(facts: Capabilities) -> dict[str, OpSpec]:
         ),
         "quantize": RowSpec(_SLOTS, dtype, QuantFormat.INT8),
         "act_mul": RowSpec(_SLOTS, dtype, get_args(Gate)[0]),
+        "activation": RowSpec(_SLOTS, dtype, get_args(ActivationKind)[0]),
         "moe_route": RowSpec(_SLOTS, dtype, "softmax", _HEADS),
+        "moe_permute": RowSpec(_SLOTS, torch.int64, extent=_HEADS),
     }
 
 

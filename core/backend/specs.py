@@ -14,8 +14,15 @@ import torch
 from octavo.core.backend.kv import KVLayout
 from octavo.core.backend.quant import QuantizedTensor, QuantScheme
 
-Gate = Literal["silu", "gelu_tanh", "gelu"]
-"""The activation of a gated pair: out = act(gate) * up."""
+Gate = Literal["silu", "gelu_tanh", "gelu", "swiglu_clamped"]
+"""How a gated pair becomes one: act(gate) * up, the activation by its name.
+
+"swiglu_clamped" is (u + 1) * g * sigmoid(1.702 g) of g = min(gate, 7) and u = up clamped to -7 .. 7.
+Source: OpenAI 2025 (gpt-oss).
+"""
+
+ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu"]
+"""The activations of `activation`, which has no pair."""
 
 ScaleKind = Literal["none", "tensor", "head"]
 
@@ -105,7 +112,7 @@ class GroupedGemmSpec:
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
-    """out += scale * (x @ A.T) @ B.T, per row's adapter."""
+    """out += scale * (x @ A.T) @ B.T, per row's adapter. max_rank: the slots' rank, to which adapters are padded."""
 
     in_features: int
     out_features: int
@@ -157,12 +164,16 @@ class RowSpec:
         op                 width          variant               extent
         embed              hidden                               vocabulary
         rms_norm           hidden or D    "" | "residual"
+        layer_norm         hidden or D    "" | "residual"
         rotary             D              "" | "interleaved"    rotary_dim
         act_mul            2 * I          the gate
+        activation         I              the kind
         quantize           K              the format            group_size
         merge_attention    D
         all_reduce_norm    hidden
         moe_route          experts        the scoring           top_k
+        moe_permute        experts here                         top_k         (dtype: of the ids)
+        moe_combine        hidden         "" | "residual"       top_k
         sample             vocabulary
 
     Attributes:

@@ -53,7 +53,10 @@ def cases() -> dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]]:
     blocks = torch.tensor([2, 0])
     mla_kv, mla_plan = paged(0)
     kv, plan = paged(6)
-    lora = ([torch.rand(2, 8)], [torch.rand(7, 2)], torch.ones(1), torch.zeros(5, dtype=torch.int64))
+    lora = (torch.rand(1, 2, 8), torch.rand(1, 7, 2), torch.ones(1), torch.zeros(5, dtype=torch.int32))
+    chosen = torch.tensor([[0, 4], [2, 3], [3, 2], [5, 2], [4, 2]])
+    places = torch.tensor([[0, -1], [1, 2], [-1, -1], [3, 0], [4, 4]])
+    permute = {"first_expert": 2, "segment_start": torch.zeros(4, dtype=torch.int32)}
     norm = {"eps": 1e-6}
     return {
         "gemm": ("gemm", (x, weight()), {}),
@@ -67,8 +70,10 @@ def cases() -> dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]]:
         "quantize tensor": ("quantize", (x, QuantScheme(QuantFormat.INT8, -1)), {}),
         "embed": ("embed", (ids, weight()), {}),
         "rms_norm": ("rms_norm", (q, torch.ones(8)), norm),
+        "layer_norm": ("layer_norm", (q, torch.ones(8)), {**norm, "bias_M": torch.ones(8)}),
         "rotary": ("rotary", (q, k, ids, cos_sin), {}),
         "act_mul": ("act_mul", (x,), {"gate": "gelu"}),
+        "activation": ("activation", (x,), {"kind": "relu"}),
         "write_kv": ("write_kv", (k, v, cache, slots), {}),
         "rope_write_kv": ("rope_write_kv", (q, k, v, ids, cos_sin, cache, slots), {}),
         "copy_blocks": ("copy_blocks", (cache, torch.tensor([[0, 1]])), {}),
@@ -80,6 +85,8 @@ def cases() -> dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]]:
         "write_mla": ("write_mla", (torch.rand(5, 6), torch.rand(5, 2), mla_kv, slots), {}),
         "mla_attention": ("mla_attention", (q[..., :6], q[..., 6:], mla_kv, mla_plan), {"softmax_scale": 1.0}),
         "moe_route": ("moe_route", (x,), {"top_k": 3}),
+        "moe_permute": ("moe_permute", (chosen,), permute),
+        "moe_combine": ("moe_combine", (x, places, torch.rand(5, 2)), {}),
         "all_reduce_norm": ("all_reduce_norm", (x, SingleRank(), torch.ones(8)), {**norm, "residual": x.clone()}),
         "sample": ("sample", (x, ones, torch.zeros(5, dtype=torch.int64), ones, 0 * ones, 0.5 * ones), {}),
     }

@@ -418,20 +418,55 @@ def test_norms_taken_apart_equal_the_whole() -> None:
     assert ops.calls == ["rms_norm", "rms_norm"]
 
 
-def test_a_grouped_gemm_becomes_a_gemm_per_expert() -> None:
-    ops = PlainGemm("act_mul")
+class PlainProducts(PlainGemm):
+    """Brings products of experts too, but without their gate."""
+
+    def __init__(self, *others: str) -> None:
+        super().__init__("grouped_gemm", *others)
+        self._accept = lambda op, spec: is_plain(spec) if op == "gemm" else op != "grouped_gemm" or spec.gate is None
+
+
+@pytest.mark.parametrize("gate", ["silu", "swiglu_clamped"])
+@pytest.mark.parametrize(
+    ("ops", "calls"),
+    [
+        (Partial(("gemm", "grouped_gemm"), lambda op, spec: op == "gemm"), ["gemm"] * 2),
+        (PlainGemm("act_mul"), ["gemm"] * 2 + ["act_mul"]),
+        (PlainProducts("act_mul"), ["grouped_gemm", "act_mul"]),
+        (PlainProducts(), ["grouped_gemm"]),
+        (Partial(()), []),
+    ],
+)
+def test_a_grouped_gemm_becomes_a_gemm_per_expert_or_leaves_its_gate_behind(ops: Any, calls: Any, gate: Any) -> None:
+    ops.calls.clear()
+    ops.prepare_weight = lambda spec: Weight(spec, CPU)
     chosen = opset(ops)
-    spec = GroupedGemmSpec(WeightSpec(8, 6, F64, gated=True), 3, F64, F64, gate="silu")
+    spec = GroupedGemmSpec(WeightSpec(8, 6, F64, gated=True), 3, F64, F64, gate=gate)
     grouped = chosen.bind("grouped_gemm", spec)
     weights = [chosen.prepare_weight(spec) for _ in range(3)]
+    assert all(isinstance(w, Weight) == bool(calls) for w in weights)
     for seed, w in enumerate(weights):
         w.place(rand(8, 6, seed=seed), 0)
-    x, starts = rand(5, 6), torch.tensor([0, 2, 2, 5], dtype=torch.int32)
-    out, expected = torch.empty(5, 4, dtype=F64), torch.empty(5, 4, dtype=F64)
-    grouped(x, weights, starts, out=out, gate="silu")
-    reference.grouped_gemm(x, weights, starts, out=expected, gate="silu")
-    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
-    assert ops.calls == ["gemm", "act_mul"] * 2
+    x, starts = rand(6, 6), torch.tensor([0, 2, 2, 5], dtype=torch.int32)
+    out, expected = torch.empty(6, 4, dtype=F64), torch.empty(6, 4, dtype=F64)
+    grouped(x, weights, starts, out=out, gate=gate)
+    reference.grouped_gemm(x, weights, starts, out=expected, gate=gate)
+    torch.testing.assert_close(out[:5], expected[:5], rtol=1e-12, atol=1e-12)  # no segment has the last row
+    assert ops.calls == calls
+
+
+def test_a_layer_norm_with_residual_becomes_an_add_and_a_norm() -> None:
+    ops = Partial(("layer_norm",), lambda op, spec: spec.variant == "")
+    x, residual, w, bias = rand(4, 8), rand(4, 8, seed=1), rand(8, seed=2), rand(8, seed=3)
+    total, out, expected = x + residual, torch.empty(4, 8, dtype=F64), torch.empty(4, 8, dtype=F64)
+    for add in ({}, {"bias_M": bias}):
+        reference.layer_norm(total, w, out=expected, eps=1e-5, **add)
+        kept = residual.clone()
+        norm = opset(ops).bind("layer_norm", RowSpec(8, F64, "residual"))
+        norm(x, w, out=out, eps=1e-5, residual=kept, **add)
+        assert torch.equal(out, expected)
+        assert torch.equal(kept, total)
+    assert ops.calls == ["layer_norm"] * 2
 
 
 def test_an_outgrown_scratch_stays_for_the_programs_that_know_its_address() -> None:

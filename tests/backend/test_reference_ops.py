@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
 from octavo.core.backend import (
+    ActivationKind,
     Epilogue,
     KVCacheSpec,
     KVLayout,
@@ -89,20 +91,75 @@ def test_rotary_turns_pairs(rotary_dim: int, *, interleaved: bool) -> None:
     assert torch.equal(k, out_k)
 
 
+def test_layer_norm_over_tokens_and_heads() -> None:
+    for shape in ((5, 8), (5, 3, 8), (4, 1), (0, 8)):
+        x, w, bias = 3 + rand(*shape), rand(shape[-1], seed=1), rand(shape[-1], seed=2)
+        for add in (None, bias):
+            out = torch.empty_like(x)
+            ops.layer_norm(x, w, out=out, eps=1e-3, bias_M=add)
+            for row, got in zip(x.reshape(-1, shape[-1]), out.reshape(-1, shape[-1]), strict=True):
+                mean = float(row.sum()) / len(row)
+                spread = math.sqrt(sum((float(v) - mean) ** 2 for v in row) / len(row) + 1e-3)
+                expected = (row - mean) / spread * w + (0 if add is None else add)
+                torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_layer_norm_with_residual_updates_it_in_place_and_may_write_over_x() -> None:
+    x, residual, w, bias = rand(4, 8), rand(4, 8, seed=1), rand(8, seed=2), rand(8, seed=3)
+    total, expected = x + residual, torch.empty_like(x)
+    ops.layer_norm(total, w, out=expected, eps=1e-6, bias_M=bias)
+    ops.layer_norm(x, w, out=x, eps=1e-6, bias_M=bias, residual=residual)
+    assert torch.equal(residual, total)
+    assert torch.equal(x, expected)
+
+
+def test_layer_norm_of_16_bit_rows_far_from_zero_keeps_what_they_vary_by() -> None:
+    x = (1024 + torch.arange(8.0)).to(torch.bfloat16)[None]  # 1024 or 1032: bf16 has nothing between
+    out = torch.empty(1, 8)
+    ops.layer_norm(x, torch.ones(8), out=out, eps=1e-6)
+    wide = x.double()
+    expected = (wide - wide.mean()) / (wide.var(correction=0) + 1e-6).sqrt()
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize(
     ("gate", "function"),
     [
         ("silu", lambda x: x / (1 + math.exp(-x))),
         ("gelu", lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2)))),
         ("gelu_tanh", lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+        ("relu", lambda x: max(x, 0.0)),
     ],
 )
-def test_act_mul(gate, function) -> None:
+def test_an_activation_alone_and_of_a_pair(gate, function) -> None:
     x = 3 * rand(4, 10)
-    out = torch.empty(4, 5, dtype=F64)
-    ops.act_mul(x, out=out, gate=gate)
-    activated = torch.tensor([[function(float(v)) for v in row] for row in x[:, :5]], dtype=F64)
-    torch.testing.assert_close(out, activated * x[:, 5:], rtol=1e-12, atol=1e-12)
+    activated = torch.tensor([[function(float(v)) for v in row] for row in x], dtype=F64)
+    if gate != "relu":
+        out = torch.empty(4, 5, dtype=F64)
+        ops.act_mul(x, out=out, gate=gate)
+        torch.testing.assert_close(out, activated[:, :5] * x[:, 5:], rtol=1e-12, atol=1e-12)
+    ops.activation(x, out=x, kind=gate)
+    torch.testing.assert_close(x, activated, rtol=1e-12, atol=1e-12)
+
+
+def test_activations_keep_nan() -> None:
+    x = torch.tensor([[math.nan, 1.0]])
+    for kind in get_args(ActivationKind):
+        out = torch.empty_like(x)
+        ops.activation(x, out=out, kind=kind)
+        assert out.isnan().tolist() == [[True, False]]
+
+
+def test_the_clamped_gate_limits_the_gate_from_above_and_up_on_both_sides() -> None:
+    gate = torch.tensor([-20.0, -1.0, 6.5, 7.0, 9.0, 1e4], dtype=F64)
+    up = torch.tensor([3.0, -9.0, 8.0, -7.0, 0.5, -1e4], dtype=F64)
+    out = torch.empty(1, 6, dtype=F64)
+    ops.act_mul(torch.cat((gate, up))[None], out=out, gate="swiglu_clamped")
+    expected = []
+    for g, u in zip(gate.tolist(), up.tolist(), strict=True):
+        g, u = min(g, 7.0), min(max(u, -7.0), 7.0)
+        expected.append((u + 1) * g / (1 + math.exp(-1.702 * g)))
+    torch.testing.assert_close(out[0], torch.tensor(expected, dtype=F64), rtol=1e-12, atol=1e-12)
 
 
 def test_embed_scales_rows() -> None:
@@ -182,13 +239,16 @@ def test_grouped_gemm_with_empty_and_missing_segments() -> None:
 
 
 def test_lora_adds_each_rows_adapter_and_leaves_the_others() -> None:
-    x, a, b = rand(5, 6), [rand(2, 6, seed=1), rand(3, 6, seed=2)], [rand(4, 2, seed=3), rand(4, 3, seed=4)]
+    x, a, b = rand(5, 6), rand(3, 3, 6, seed=1), rand(3, 4, 3, seed=3)
+    a[0, 2:], b[0, :, 2:] = 0, 0  # rank 2 in slots of 3
+    a[2], b[2] = 0, 0  # no adapter
     out = rand(5, 4, seed=5)
     before = out.clone()
-    adapters, scales = torch.tensor([1, -1, 0, 1, -1]), torch.tensor([0.5, 2.0])
+    adapters, scales = torch.tensor([1, -1, 0, 1, 2], dtype=torch.int32), torch.tensor([0.5, 2.0, 9.0])
     ops.lora_gemm(x, a, b, scales, adapters, out=out)
     for t, i in enumerate(adapters.tolist()):
-        expected = before[t] if i < 0 else before[t] + float(scales[i]) * (b[i] @ (a[i] @ x[t]))
+        rank = (2, 3, 0)[i]
+        expected = before[t] if i < 0 else before[t] + float(scales[i]) * (b[i, :, :rank] @ (a[i, :rank] @ x[t]))
         torch.testing.assert_close(out[t], expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(out[[1, 4]], before[[1, 4]])
 
@@ -348,3 +408,71 @@ def test_route_of_nan_and_of_nothing() -> None:
     assert weights[0].isfinite().all()
     assert weights[1].isnan().all()
     assert route(torch.empty(0, 4), 2)[1].shape == (0, 2)
+
+
+# -- the way to the experts and back ----------------------------------------------------------------------------
+
+
+def permute(
+    ids: list[list[int]], first: int, experts: int, dtype: torch.dtype = torch.int64
+) -> tuple[list, list, list]:
+    chosen = torch.tensor(ids, dtype=dtype)
+    rows, places = torch.full((chosen.numel(),), -9), torch.full(chosen.shape, -9)
+    start = torch.full((experts + 1,), -9, dtype=torch.int32)
+    ops.moe_permute(chosen, first_expert=first, out_rows=rows, out_places=places, segment_start=start)
+    return rows.tolist(), places.tolist(), start.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_permute_sorts_pairs_by_expert_in_the_order_they_came(dtype: torch.dtype) -> None:
+    rows, places, start = permute([[2, 0], [0, 2], [2, 1]], 0, 4, dtype)
+    assert rows == [0, 1, 2, 0, 1, 2]
+    assert places == [[3, 0], [1, 4], [5, 2]]
+    assert start == [0, 2, 3, 6, 6]
+
+
+def test_permute_leaves_out_experts_that_are_elsewhere() -> None:
+    rows, places, start = permute([[5, 3], [2, 7], [-1, 4]], 3, 2)
+    assert rows == [0, 2, 0, 0, 0, 0]
+    assert places == [[-1, 0], [-1, -1], [-1, 1]]
+    assert start == [0, 1, 2]
+    assert permute([[9, 9]], 0, 2) == ([0, 0], [[-1, -1]], [0, 0, 0])
+
+
+def test_combine_adds_in_order_and_skips_what_is_elsewhere() -> None:
+    y = torch.cat((rand(3, 4), torch.full((1, 4), math.nan, dtype=F64)))  # a row that no place names
+    places, weights = torch.tensor([[2, 0], [-1, 1], [-1, -1]]), torch.tensor([[0.5, 2.0], [math.nan, 3.0], [1.0, 1.0]])
+    for residual in (None, rand(3, 4, seed=1)):
+        out = torch.empty(3, 4, dtype=F64) if residual is None else residual
+        base = torch.zeros(3, 4, dtype=F64) if residual is None else residual.clone()
+        ops.moe_combine(y, places, weights, out=out, residual=residual)
+        expected = base + torch.stack((y[2] * 0.5 + y[0] * 2, y[1] * 3, torch.zeros(4, dtype=F64)))
+        torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_combine_of_16_bits_rounds_once() -> None:
+    y = torch.tensor([[256.0], [1.0]], dtype=torch.bfloat16)
+    out = torch.empty(1, 1, dtype=torch.bfloat16)
+    residual = torch.full((1, 1), -256.0, dtype=torch.bfloat16)
+    ops.moe_combine(y, torch.tensor([[1, 1, 0]]), torch.tensor([[0.5, 0.25, 1.0]]), out=out, residual=residual)
+    assert out.tolist() == [[0.75]]
+
+
+def test_there_and_back_is_the_weighted_sum_of_the_experts() -> None:
+    T, K, E = 7, 3, 5
+    x, w = rand(T, 4), [rand(6, 4, seed=s) for s in range(E)]
+    ids = torch.stack([torch.randperm(E, generator=torch.Generator().manual_seed(t))[:K] for t in range(T)])
+    scale = rand(T, K, seed=9)
+    rows, places, start = (
+        torch.empty(T * K, dtype=torch.int64),
+        torch.empty_like(ids),
+        torch.empty(4, dtype=torch.int32),
+    )
+    ops.moe_permute(ids, first_expert=2, out_rows=rows, out_places=places, segment_start=start)
+    y, out = torch.full((T * K, 6), math.nan, dtype=F64), torch.empty(T, 6, dtype=F64)
+    ops.grouped_gemm(x[rows], [weight(w[e]) for e in (2, 3, 4)], start, out=y)
+    ops.moe_combine(y, places, scale, out=out)
+    for t in range(T):
+        here = [(k, e) for k, e in enumerate(ids[t].tolist()) if e >= 2]
+        expected = sum((float(scale[t, k]) * (w[e] @ x[t]) for k, e in here), torch.zeros(6, dtype=F64))
+        torch.testing.assert_close(out[t], expected, rtol=1e-12, atol=1e-12)

@@ -146,7 +146,7 @@ def quantised_weight(ops: ReferenceOps) -> list[torch.Tensor]:
 
 def lora(ops: ReferenceOps) -> list[torch.Tensor]:
     out = normal(5, 24)
-    a, b = [normal(8, 32), normal(16, 32)], [normal(24, 8), normal(24, 16)]
+    a, b = normal(2, 16, 32), normal(2, 24, 16)
     ops.lora_gemm(normal(5, 32), a, b, torch.tensor([0.5, 2.0]), torch.tensor([0, 1, 1, 0, 1]), out=out)
     return [out]
 
@@ -182,6 +182,32 @@ def act_mul(ops: ReferenceOps) -> list[torch.Tensor]:
     """Gate and up are equal."""
     out = torch.zeros(5, 24)
     ops.act_mul(normal(5, 24).repeat(1, 2), out=out, gate="silu")
+    return [out]
+
+
+def layer_norm(ops: ReferenceOps) -> list[torch.Tensor]:
+    out = torch.zeros(5, 576)
+    ops.layer_norm(normal(5, 576), normal(576), out=out, eps=1e-5)
+    return [out]
+
+
+def activation(ops: ReferenceOps) -> list[torch.Tensor]:
+    out = torch.zeros(5, 24)
+    ops.activation(normal(5, 24), out=out, kind="silu")
+    return [out]
+
+
+def permute(ops: ReferenceOps) -> list[torch.Tensor]:
+    """Every expert is here, and each has its pairs in a row."""
+    ids = torch.arange(10).view(5, 2)
+    rows, places, start = torch.zeros(10, dtype=torch.int64), torch.zeros_like(ids), torch.zeros(11, dtype=torch.int32)
+    ops.moe_permute(ids, first_expert=0, out_rows=rows, out_places=places, segment_start=start)
+    return [rows, places, start]
+
+
+def combine(ops: ReferenceOps) -> list[torch.Tensor]:
+    out = torch.zeros(5, 24)
+    ops.moe_combine(normal(10, 24), torch.arange(10).view(5, 2), normal(5, 2).abs(), out=out)
     return [out]
 
 
@@ -229,9 +255,13 @@ PLAIN: dict[str, Benign] = {
     "quantize": quantize,
     "embed": embed,
     "rms_norm": rms_norm,
+    "layer_norm": layer_norm,
     "rotary": rotary,
     "act_mul": act_mul,
+    "activation": activation,
     "moe_route": route,
+    "moe_permute": permute,
+    "moe_combine": combine,
     "all_reduce_norm": all_reduce,
     "sample": sample,
 }

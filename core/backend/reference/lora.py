@@ -9,18 +9,19 @@ from octavo.core.backend.reference.numeric import accumulator
 
 def lora_gemm(
     x_TK: torch.Tensor,
-    a: list[torch.Tensor],
-    b: list[torch.Tensor],
-    scales: torch.Tensor,
+    a_LRK: torch.Tensor,
+    b_LNR: torch.Tensor,
+    scales_L: torch.Tensor,
     adapter_T: torch.Tensor,
     *,
     out: torch.Tensor,
 ) -> None:
-    """a[i] [rank, K], b[i] [N, rank], scales [number of adapters]; rows of adapter -1 stay bit for bit."""
-    for i, (a_RK, b_NR) in enumerate(zip(a, b, strict=True)):
-        rows = (adapter_T == i).nonzero().squeeze(1)
-        if rows.numel() == 0:
+    """Rows of adapter -1 stay bit for bit. Asks the device which slots are used, and multiplies no others."""
+    acc = accumulator(x_TK, a_LRK, b_LNR)
+    for slot in adapter_T.unique().tolist():
+        if slot < 0:
             continue
-        acc = accumulator(x_TK, a_RK, b_NR)
-        delta = x_TK[rows].to(acc) @ a_RK.to(acc).T @ b_NR.to(acc).T * scales[i].to(acc)
+        rows = (adapter_T == slot).nonzero().squeeze(1)
+        h = x_TK[rows].to(acc) @ a_LRK[slot].to(acc).T
+        delta = h @ b_LNR[slot].to(acc).T * scales_L[slot].to(acc)
         out[rows] = (out[rows].to(acc) + delta).to(out.dtype)

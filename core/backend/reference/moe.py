@@ -1,6 +1,6 @@
-"""The choice of experts.
+"""Mixtures of experts: the choice of experts, the way to them and the way back.
 
-Shape letters: T tokens, E experts, g groups.
+Shape letters: T tokens, K chosen experts of a token, E experts, g groups, R sorted rows, M hidden.
 Source: Shazeer et al. 2017; Lepikhin et al. 2020; DeepSeek-AI 2024 (groups, and the correction bias of V3).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from octavo.core.backend.reference.numeric import accumulator
+from octavo.core.backend.reference.numeric import accumulator, rounded
 
 
 def moe_route(
@@ -54,3 +54,42 @@ def _limit_groups(choice_TE: torch.Tensor, num_groups: int, top_groups: int, bes
 def _top(x: torch.Tensor, k: int) -> torch.Tensor:
     """Ids of each row's k largest, largest first, ties to the lowest id (which topk does not promise)."""
     return x.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+
+
+def moe_permute(
+    ids_TK: torch.Tensor,
+    *,
+    first_expert: int,
+    out_rows: torch.Tensor,
+    out_places: torch.Tensor,
+    segment_start: torch.Tensor,
+) -> None:
+    """Pairs whose expert is not here are sorted behind all others, which makes them the tail."""
+    experts, pairs = segment_start.shape[0] - 1, ids_TK.numel()
+    local = ids_TK.flatten().to(torch.int64) - first_expert
+    local = torch.where((local >= 0) & (local < experts), local, experts)
+    expert_of_row, order = local.sort(stable=True)
+    bounds = torch.searchsorted(expert_of_row, torch.arange(experts + 1, device=local.device))
+    segment_start.copy_(bounds)
+    rows = torch.arange(pairs, device=local.device)
+    is_used = rows < bounds[-1]
+    out_rows.copy_(torch.where(is_used, order // max(ids_TK.shape[1], 1), 0))
+    places = torch.empty_like(rows).scatter_(0, order, torch.where(is_used, rows, -1))
+    out_places.copy_(places.view(ids_TK.shape))
+
+
+def moe_combine(
+    y_RM: torch.Tensor,
+    places_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    residual: torch.Tensor | None = None,
+) -> None:
+    """One choice of all tokens at a time. A missing row is masked, not multiplied by 0: what lies there may be NaN."""
+    acc = accumulator(y_RM)
+    total = torch.zeros(out.shape, dtype=acc, device=out.device) if residual is None else residual.to(acc, copy=True)
+    for place_T, weight_T in zip(places_TK.unbind(1), weights_TK.to(acc).unbind(1), strict=True):
+        part = y_RM[place_T.clamp(min=0)].to(acc) * weight_T[:, None]
+        total += part.masked_fill(place_T[:, None] < 0, 0)
+    out.copy_(rounded(total, out.dtype))

@@ -40,8 +40,10 @@ class ReferenceOps:
     quantize = staticmethod(_quantize.quantize)
     embed = staticmethod(_rows.embed)
     rms_norm = staticmethod(_rows.rms_norm)
+    layer_norm = staticmethod(_rows.layer_norm)
     rotary = staticmethod(_rows.rotary)
     act_mul = staticmethod(_rows.act_mul)
+    activation = staticmethod(_rows.activation)
     write_kv = staticmethod(_cache.write_kv)
     rope_write_kv = staticmethod(_cache.rope_write_kv)
     copy_blocks = staticmethod(_cache.copy_blocks)
@@ -53,6 +55,8 @@ class ReferenceOps:
     write_mla = staticmethod(_mla.write_mla)
     mla_attention = staticmethod(_mla.mla_attention)
     moe_route = staticmethod(_moe.moe_route)
+    moe_permute = staticmethod(_moe.moe_permute)
+    moe_combine = staticmethod(_moe.moe_combine)
     all_reduce_norm = staticmethod(_rows.all_reduce_norm)
 
     def sample(

@@ -1,4 +1,4 @@
-"""Ops on rows: embedding, RMSNorm, rotary embedding, gated activation.
+"""Ops on rows: embedding, RMSNorm and LayerNorm, rotary embedding, activations.
 
 Shape letters: T tokens, M hidden, H query heads, K KV heads, D head dim, P positions, R rotary dims.
 """
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from octavo.core.backend.comm import Communicator
 from octavo.core.backend.ops import PackedWeight
 from octavo.core.backend.reference.numeric import accumulator, rounded
-from octavo.core.backend.specs import Gate
+from octavo.core.backend.specs import ActivationKind, Gate
 
 
 def embed(ids_T: torch.Tensor, w: PackedWeight, *, out: torch.Tensor, scale: float = 1.0) -> None:
@@ -39,6 +39,23 @@ def rms_norm(
         residual.add_(x)
         x = residual
     out.copy_(normalized(x, weight_M, eps))
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight_M: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    eps: float,
+    bias_M: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> None:
+    if residual is not None:
+        residual.add_(x)
+        x = residual
+    acc = accumulator(x, weight_M)
+    bias_M = None if bias_M is None else bias_M.to(acc)
+    out.copy_(rounded(F.layer_norm(x.to(acc), weight_M.shape, weight_M.to(acc), bias_M, eps), out.dtype))
 
 
 def all_reduce_norm(
@@ -85,17 +102,30 @@ def rotary(
     out_k.copy_(rotated(k_TKD, cos_sin_TR, interleaved))
 
 
-def activation(x: torch.Tensor, gate: Gate) -> torch.Tensor:
-    """silu(x) = x·sigmoid(x); gelu(x) = x·Φ(x), exactly or by its tanh approximation."""
-    if gate == "silu":
+def activated(x: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
+    """silu(x) = x·sigmoid(x); gelu(x) = x·Φ(x), exactly or by its tanh approximation; relu(x) = max(x, 0)."""
+    if kind == "silu":
         return F.silu(x)
-    return F.gelu(x, approximate="tanh" if gate == "gelu_tanh" else "none")
+    if kind == "relu":
+        return F.relu(x)
+    return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def activation(x: torch.Tensor, *, out: torch.Tensor, kind: ActivationKind) -> None:
+    out.copy_(rounded(activated(x.to(accumulator(x)), kind), out.dtype))
+
+
+SWIGLU_LIMIT, SWIGLU_STEEPNESS = 7.0, 1.702
+"""Of the gate "swiglu_clamped"."""
 
 
 def gated(x: torch.Tensor, gate: Gate) -> torch.Tensor:
-    """act(first half of the last axis) * second half, in x's dtype."""
+    """The first half of the last axis and the second as `specs.Gate` says, in x's dtype."""
     first, second = x.chunk(2, dim=-1)
-    return activation(first, gate) * second
+    if gate == "swiglu_clamped":
+        first = first.clamp(max=SWIGLU_LIMIT)
+        return (second.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1) * first * torch.sigmoid(SWIGLU_STEEPNESS * first)
+    return activated(first, gate) * second
 
 
 def act_mul(x: torch.Tensor, *, out: torch.Tensor, gate: Gate) -> None:

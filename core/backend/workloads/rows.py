@@ -103,10 +103,10 @@ def _adapters(dtype: torch.dtype, tokens: int) -> Workload:
         return functools.partial(
             ops.lora_gemm,
             tensors.normal(tokens, HIDDEN),
-            [tensors.normal(rank, HIDDEN) for _ in range(adapters)],
-            [tensors.normal(HIDDEN, rank) for _ in range(adapters)],
+            tensors.normal(adapters, rank, HIDDEN),
+            tensors.normal(adapters, HIDDEN, rank),
             tensors.of(torch.ones(adapters)),
-            tensors.of(torch.arange(tokens) % adapters),
+            tensors.of((torch.arange(tokens) % adapters).to(torch.int32)),
             out=tensors.normal(tokens, HIDDEN),
         )
 

@@ -11,19 +11,31 @@ from octavo.core.backend.reference.ops import ReferenceOps
 from octavo.core.backend.specs import LoraSpec
 from octavo.core.base.errors import UnsupportedOp
 
-Adapters = tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]
+Adapters = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def adapters(ranks: tuple[int, ...], depth: int, width: int, dtype: torch.dtype) -> Adapters:
-    a = [(torch.randn(rank, depth) / depth**0.5).to(dtype) for rank in ranks]
-    b = [torch.randn(width, rank + 3).to(dtype)[:, :rank] for rank in ranks]
+    """Slots of the highest rank, the others padded with zeros; their rows and slots lie apart from each other."""
+    highest = max(ranks)
+    a = torch.randn(len(ranks), highest, depth + 3).to(dtype)[..., :depth] / depth**0.5
+    b = torch.randn(len(ranks), width, highest + 3).to(dtype)[..., :highest]
+    for slot, rank in enumerate(ranks):
+        a[slot, rank:] = 0
+        b[slot, :, rank:] = 0
     return a, b, torch.rand(len(ranks)) + 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("tokens", "depth", "width", "ranks"),
-    [(9, 100, 48, (8, 16, 64)), (3, 1100, 131, (8,)), (67, 48, 33, (128, 16)), (1, 64, 48, (200,)), (0, 64, 48, (8,))],
+    [
+        (9, 100, 48, (8, 16, 64)),
+        (3, 1100, 131, (8,)),
+        (67, 48, 33, (128, 0, 16)),
+        (1, 64, 48, (200,)),
+        (5, 1, 1, (1, 2)),
+        (0, 64, 48, (8,)),
+    ],
 )
 def test_rows_get_what_their_adapter_adds(
     gpu: Gpu,
@@ -48,9 +60,10 @@ def test_rows_get_what_their_adapter_adds(
 
 def test_bf16_keeps_what_is_between_the_products(gpu: Gpu) -> None:
     """A x is 1 + 2^-12, which bf16 has not: rounded, B would cancel it to 0."""
-    x, a = torch.tensor([[1.0, 2.0**-12]]).bfloat16(), torch.ones(1, 2).bfloat16()
+    x, a = torch.tensor([[1.0, 2.0**-12]]).bfloat16(), torch.ones(1, 1, 2).bfloat16()
     ops, out = LoraOps(gpu), torch.full((1, 1), -1.0).bfloat16()
-    ops.lora_gemm(x, [a], [torch.ones(1, 1).bfloat16()], torch.ones(1), torch.zeros(1, dtype=torch.int32), out=out)
+    b, chosen = torch.ones(1, 1, 1).bfloat16(), torch.zeros(1, dtype=torch.int32)
+    ops.lora_gemm(x, a, b, torch.ones(1), chosen, out=out)
     assert float(out) == 2.0**-12
 
 
@@ -64,8 +77,8 @@ def test_a_rows_bits_are_its_own(gpu: Gpu) -> None:
     assert torch.equal(together[6:7], alone)
 
 
-def test_a_list_of_adapters_may_change(gpu: Gpu, reference: ReferenceOps) -> None:
-    """Other adapters, and one adapter with other numbers in its place: each call sees what is there."""
+def test_what_stands_in_a_slot_may_change(gpu: Gpu, reference: ReferenceOps) -> None:
+    """Each call sees what is there."""
     ops, x, chosen = LoraOps(gpu), torch.randn(2, 32), torch.tensor([0, 1], dtype=torch.int32)
     a, b, scales = adapters((8, 8), 32, 16, torch.float32)
     for _ in range(2):
@@ -74,7 +87,8 @@ def test_a_list_of_adapters_may_change(gpu: Gpu, reference: ReferenceOps) -> Non
         reference.lora_gemm(x, a, b, scales, chosen, out=want)
         torch.testing.assert_close(out, want, rtol=2e-5, atol=1e-5)
         a[0].mul_(2)
-        a[1], b[1] = torch.randn(16, 32), torch.randn(16, 16)
+        b[1].normal_()
+        scales[1] = 3.0
 
 
 def test_what_is_not_supported_is_said(gpu: Gpu) -> None:

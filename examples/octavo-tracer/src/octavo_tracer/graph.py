@@ -34,7 +34,8 @@ class Value:
 def inputs(buffers: api.StepBuffers) -> list[Any]:
     """Whatever changes from step to step."""
     slots = [plan.meta.slot_mapping for plan in buffers.plans]
-    return [buffers.token_ids_T, buffers.positions_T, buffers.logit_rows_R, buffers.logits_RV, *buffers.plans, *slots]
+    tensors = [buffers.token_ids_T, buffers.positions_T, buffers.logit_rows_R, buffers.logits_RV, buffers.adapter_T]
+    return [*(x for x in tensors if x is not None), *buffers.plans, *slots]
 
 
 def replaced(arguments: Any, change: Callable[[Any], Any]) -> Any:
