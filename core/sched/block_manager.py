@@ -122,7 +122,7 @@ class BlockManager:
 
     def find_prefix(self, request: Request) -> PrefixHit:
         """The longest prefix of `request` in the cache, at least one token short of all of it."""
-        if not self.enable_prefix_caching or request.needs_prompt_logprobs:
+        if not self.enable_prefix_caching or request.needs_every_token:
             return self.no_prefix()
         return self._finder.find(request)
 
@@ -137,7 +137,7 @@ class BlockManager:
         """
         held = self._held.get(parent.request_id)
         length = child.num_prompt_tokens - 1
-        if held is None or parent.num_computed_tokens < length or child.needs_prompt_logprobs:
+        if held is None or parent.num_computed_tokens < length or child.needs_every_token:
             return None
         blocks = []
         for group, table in zip(self.groups, held.tables, strict=True):
@@ -149,7 +149,7 @@ class BlockManager:
 
     def computing_prefix(self, request: Request) -> Request | None:
         """A running request that is computing blocks which a prefix hit of `request` could use, if there is one."""
-        if not self._computing or request.needs_prompt_logprobs:
+        if not self._computing or request.needs_every_token:
             return None
         block_size = self._leading_group.block_size
         chain = self._hasher.chain(request, block_size)

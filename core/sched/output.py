@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from octavo.core.base.params import FinishReason, SamplingParams
+from octavo.core.base.pooling import PoolingJob
 
 BlockIds = tuple[tuple[int, ...], ...]
 """Per KV group, block ids in table order."""
@@ -32,6 +33,7 @@ class NewRequest(Struct, frozen=True, kw_only=True):
         resumed: it was preempted before and recomputes what it had.
         needs_prompt_logprobs: prompt logprobs are wanted and were not delivered yet; no token is skipped by a
             cache hit then, and the runner delivers them once, in the step that computes the last prompt token.
+        pooling: a vector is wanted instead of tokens.
     """
 
     request_id: str
@@ -45,6 +47,7 @@ class NewRequest(Struct, frozen=True, kw_only=True):
     adapter_id: str | None
     resumed: bool
     needs_prompt_logprobs: bool
+    pooling: PoolingJob | None = None
 
 
 class RunningRequest(Struct, frozen=True, gc=False):
@@ -95,11 +98,13 @@ class ModelRunnerOutput(Struct, frozen=True, kw_only=True):
     Attributes:
         sampled: for each request whose last known token was computed in this step (max_tokens=0 may be left out).
         prompt_logprobs: opaque; for the whole prompt, in the step that computed its last token.
+        pooled: opaque; the vector of each pooling request whose last prompt token was computed in this step.
         failed: request id -> why this request alone failed (NaN logits, …).
     """
 
     sampled: dict[str, SampledTokens] = field(default_factory=dict)
     prompt_logprobs: dict[str, Any] = field(default_factory=dict)
+    pooled: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -112,6 +117,7 @@ class RequestDelta(Struct, frozen=True):
         stop_reason: the stop token id, or what an abort named as its reason; None for an EOS id.
         num_cached_tokens: prompt tokens found in the prefix cache when the request first started.
         error: why it failed, with FinishReason.ERROR.
+        pooled: what a pooling request asked for, with its last delta.
     """
 
     request_id: str
@@ -122,3 +128,4 @@ class RequestDelta(Struct, frozen=True):
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    pooled: Any = None

@@ -123,6 +123,18 @@ class LongPrefillLimit:
         return min(n, self.threshold)
 
 
+class WholePromptLimit:
+    """TokenLimit: a request computes all its tokens in one step or waits, for models that keep nothing between steps.
+
+    It ends only where a step holds the longest request (max_num_batched_tokens >= max_model_len) and no other limit
+    cuts chunks.
+    """
+
+    def cap(self, request: Request, n: int, budget: int) -> int:
+        """See TokenLimit."""
+        return n if n == request.num_tokens - request.num_computed_tokens else 0
+
+
 class SiblingGate:
     """AdmissionGate: choices of one parent wait until the first has computed the prompt, then share its blocks.
 

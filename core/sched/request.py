@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.core.base.params import FinishReason, SamplingParams
+from octavo.core.base.pooling import PoolingJob
 
 
 class RequestStatus(enum.Enum):
@@ -39,6 +40,7 @@ class Request:
         arrival_time: seconds on any one clock; used by the priority policy's ageing only.
         cache_salt: requests share cached blocks only within one salt.
         adapter_id: the adapter's content identity (not its name), or None for the base model.
+        pooling: the request wants a vector and no tokens (sampling.max_tokens is 0); it ends with its prompt.
 
     Attributes set by the scheduler:
         token_ids, output_token_ids: everything known so far, and the sampled part.
@@ -61,6 +63,7 @@ class Request:
     arrival_time: float = 0.0
     cache_salt: str | None = None
     adapter_id: str | None = None
+    pooling: PoolingJob | None = None
 
     token_ids: list[int] = field(init=False)
     output_token_ids: list[int] = field(init=False, default_factory=list)
@@ -94,5 +97,10 @@ class Request:
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """Whether every prompt position must be computed, cache hits or not."""
+        """Whether the logprobs of the prompt are still to be computed."""
         return self.sampling.prompt_logprobs is not None and not self.prompt_logprobs_delivered
+
+    @property
+    def needs_every_token(self) -> bool:
+        """Whether every prompt position must be computed, cache hits or not."""
+        return self.needs_prompt_logprobs or (self.pooling is not None and self.pooling.needs_every_token)

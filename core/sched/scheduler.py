@@ -330,6 +330,8 @@ class Scheduler:
         if request.needs_prompt_logprobs:
             prompt_logprobs = result.prompt_logprobs.get(request_id)
             request.prompt_logprobs_delivered = True
+        if request.pooling is not None:
+            return self._finish_pooled(request, result)
         if request.max_tokens == 0:
             return self._finish(request, FinishReason.LENGTH, None, prompt_logprobs=prompt_logprobs)
         sampled = result.sampled.get(request_id)
@@ -352,6 +354,12 @@ class Scheduler:
         cached = request.num_cached_tokens
         return RequestDelta(request_id, sampled.token_ids, sampled.logprobs, prompt_logprobs, None, None, cached)
 
+    def _finish_pooled(self, request: Request, result: ModelRunnerOutput) -> RequestDelta:
+        """End a request whose prompt was all there is to compute."""
+        if request.request_id not in result.pooled:
+            raise RuntimeError(f"the runner made no vector for {request.request_id}, whose last token was computed")
+        return self._finish(request, FinishReason.STOP, None, pooled=result.pooled[request.request_id])
+
     def _fail(self, request: Request, error: str) -> RequestDelta:
         """End one request whose computation went wrong; nobody may hit the blocks it wrote."""
         self._blocks.free(request, discard=True)
@@ -365,6 +373,7 @@ class Scheduler:
         new: SampledTokens = NOTHING_SAMPLED,
         prompt_logprobs: object = None,
         error: str | None = None,
+        pooled: object = None,
     ) -> RequestDelta:
         """End a request and give back its blocks; its place in running or waiting is its caller's."""
         if request.status is not RequestStatus.WAITING:  # the runner has met it
@@ -386,4 +395,5 @@ class Scheduler:
             stop_reason=stop_reason,
             num_cached_tokens=request.num_cached_tokens,
             error=error,
+            pooled=pooled,
         )

@@ -49,6 +49,7 @@ class Step:
                 adapter_id=request.adapter_id,
                 resumed=request.num_preemptions > 0,
                 needs_prompt_logprobs=request.needs_prompt_logprobs,
+                pooling=request.pooling,
             )
         )
         self._give(request, num_tokens)
