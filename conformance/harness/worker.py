@@ -32,9 +32,9 @@ from octavo.conformance.gaps import Gap
 from octavo.conformance.harness.attempt import execute
 from octavo.conformance.harness.host import HostBackend, NoOps
 from octavo.conformance.harness.judge import apply_gap, assess, describe
-from octavo.conformance.harness.process import WorkerProcess, ends_with, receive, send
 from octavo.conformance.harness.result import CaseResult, Outcome, Status
 from octavo.core.backend import BackendRegistry, DeviceBackend
+from octavo.core.base.child import ChildProcess, ends_with, how_it_ended, receive, send
 from octavo.core.base.errors import BackendUnavailable, OctavoError
 from octavo.core.parallel.meeting import meeting_point
 
@@ -155,7 +155,7 @@ class WorkerPool:
     def __init__(self, choice: BackendChoice) -> None:
         """Starts a worker. Raises BackendUnavailable when the backend can't be made."""
         self._choice = choice
-        self._workers: list[WorkerProcess] = []
+        self._workers: list[ChildProcess] = []
         self._is_interrupted = False
         self.facts = self._start(1)
 
@@ -222,7 +222,7 @@ class WorkerPool:
         except TimeoutError:
             raise self._timeout(case, [rank]) from None
         except ConnectionError as error:
-            ended = self._workers.pop(rank).stop()
+            ended = f"the worker {how_it_ended(self._workers.pop(rank).stop())}"
             self._kill()
             raise _Lost(Status.CRASH, f"{_place(case, [rank])}{ended}: {error}") from error
 
@@ -240,7 +240,7 @@ class WorkerPool:
     def _start(self, count: int) -> Facts:
         """Have at least `count` workers, and rank 0's facts."""
         there = len(self._workers)
-        new = [WorkerProcess(MODULE) for _ in range(count - there)]
+        new = [ChildProcess(MODULE) for _ in range(count - there)]
         self._workers += new
         if self._is_interrupted:
             self._kill()
@@ -248,14 +248,14 @@ class WorkerPool:
         facts = [self._greet(worker, rank, count) for rank, worker in enumerate(new, there)]
         return facts[0] if facts else self.facts
 
-    def _greet(self, worker: WorkerProcess, rank: int, world_size: int) -> Facts:
+    def _greet(self, worker: ChildProcess, rank: int, world_size: int) -> Facts:
         choice = msgspec.structs.replace(self._choice, rank=rank, world_size=world_size)
         try:
             worker.send(msgspec.msgpack.encode(choice))
             hello = worker.receive(time.monotonic() + START_TIMEOUT_S)
         except (ConnectionError, TimeoutError) as error:
             self._workers.remove(worker)
-            ended = worker.stop()
+            ended = f"the worker {how_it_ended(worker.stop())}"
             self._kill()
             raise BackendUnavailable(
                 f"backend {self._choice.name} did not start: {ended}: {error}", field="backend"

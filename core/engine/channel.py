@@ -15,13 +15,13 @@ import asyncio
 import logging
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from octavo.core.base.child import how_it_ended
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import ConfigError, EngineDead
 from octavo.core.engine import messages
@@ -126,7 +126,7 @@ class EngineChannel:
                 await asyncio.wait({arriving}, timeout=LAST_WORDS_SECONDS)
             if arriving.done() and not arriving.cancelled():
                 return messages.decode_from_engine(arriving.result())
-            raise EngineDead(f"the engine process {_how_it_ended(await self._ended)}")
+            raise EngineDead(f"the engine process {how_it_ended(await self._ended)}")
         finally:
             arriving.cancel()
 
@@ -183,11 +183,3 @@ def _make_folder() -> Path:
             f"cannot make a folder for the engine's sockets ({error.strerror}); set TMPDIR to one that can be written",
             field="TMPDIR",
         ) from error
-
-
-def _how_it_ended(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    name = signal.Signals(-exit_code).name
-    hint = "; perhaps memory ran out" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"

@@ -53,7 +53,7 @@ def test_each_bad_end_of_a_rank_costs_one_case_and_leaves_no_process() -> None:
         runner.close()
     expected = [Status.PASS, Status.CRASH, Status.PASS, Status.FAIL, Status.PASS, Status.TIMEOUT]
     assert [r.status for r in results] == expected, [r.detail for r in results]
-    assert results[1].detail.startswith("rank 1 of 2: the worker was ended by signal 11")
+    assert results[1].detail.startswith("rank 1 of 2: the worker was killed by SIGSEGV")
     assert results[3].detail == "rank 1: ArithmeticError: the kernel of rank 1"
     assert "no answer within 2 s; workers killed" in results[5].detail
     assert children(os.getpid()) == before

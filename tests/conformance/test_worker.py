@@ -23,7 +23,7 @@ def test_each_bad_end_costs_one_case() -> None:
     expected = [Status.CRASH, Status.PASS, Status.CRASH, Status.PASS, Status.TIMEOUT, Status.PASS]
     expected += [Status.CRASH, Status.PASS]
     assert [r.status for r in results] == expected, [r.detail for r in results]
-    assert "signal 11" in results[0].detail
+    assert "SIGSEGV" in results[0].detail
     assert "exit code 3" in results[2].detail
 
 
