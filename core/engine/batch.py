@@ -2,6 +2,7 @@
 
     row r   tokens[r, :length[r]]          every token id known so far (prompt, then outputs)
             computed[r]                    tokens whose KV is in the cache before the step
+            offset[r]                      added to the positions that the model sees
             tables[g][r, :num_blocks]      block ids of KV group g
 
 Only the ModelRunner talks to it. It decides nothing: it applies each SchedulerOutput's differences, and could be
@@ -38,7 +39,7 @@ class StepInputs:
         request_ids: B ids, in row order of everything below.
         num_scheduled_B: tokens of each request in this step.
         num_known_B: tokens known of each request; the last of them is in this step where seq_lens_B is as many.
-        token_ids_T, positions_T: int64, ragged, request after request.
+        token_ids_T, positions_T: int64, ragged, request after request; positions include each request's offset.
         query_start_loc: [B + 1] int32.
         seq_lens_B: int32, KV length including this step.
         groups: per KV group.
@@ -68,6 +69,7 @@ class InputBatch:
         self._tokens = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self._length = np.zeros(max_num_seqs, dtype=np.int64)
         self._computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self._offset = np.zeros(max_num_seqs, dtype=np.int64)
         self._tables = [np.zeros((max_num_seqs, -(-max_model_len // s)), dtype=np.int32) for s in block_sizes]
         self._num_blocks = [[0] * max_num_seqs for _ in block_sizes]
         self._row_of: dict[str, int] = {}
@@ -79,6 +81,7 @@ class InputBatch:
         self._tokens[row, : len(new.token_ids)] = new.token_ids
         self._length[row] = len(new.token_ids)
         self._computed[row] = new.num_computed_tokens
+        self._offset[row] = new.rotary_offset
         for group, block_ids in enumerate(new.block_ids):
             self._num_blocks[group][row] = 0
             self._append_blocks(group, row, block_ids)
@@ -120,7 +123,7 @@ class InputBatch:
             num_scheduled_B=counts_B,
             num_known_B=self._length[rows_B],
             token_ids_T=self._tokens[rows_T, positions_T].astype(np.int64),
-            positions_T=positions_T,
+            positions_T=positions_T + self._offset[rows_T],
             query_start_loc=starts,
             seq_lens_B=seq_lens_B,
             groups=tuple(

@@ -23,6 +23,7 @@ class Door:
 
     def __init__(self, limits: SchedulerLimits, block_manager: BlockManager) -> None:
         self._max_model_len = limits.max_model_len
+        self._rotary_switch_tokens = limits.rotary_switch_tokens
         self._blocks = block_manager
         self._longest_in_kv = block_manager.longest_request(limits.max_model_len)
 
@@ -58,6 +59,19 @@ class Door:
                 field="min_tokens",
             )
         return room
+
+    def rotary_offset(self, request: Request) -> int:
+        """What is added to all positions of the request: where in the rotary tables the rows of its kind begin.
+
+        A request is long when it may compute more tokens than the switch. That is known when it is added, and is a
+        property of the request alone, so its cache never holds keys of both kinds, whatever runs beside it.
+        """
+        if self._rotary_switch_tokens is None:
+            return 0
+        asked = request.sampling.max_tokens
+        most = self._max_model_len if asked is None else request.num_prompt_tokens + asked
+        computed = max(request.num_prompt_tokens, most - 1)  # the last token drawn is never computed
+        return self._rotary_switch_tokens if computed > self._rotary_switch_tokens else 0
 
     def _check_fits(self, num_prompt: int, asked: int | None) -> None:
         needed_tokens = num_prompt + max(0, (asked or 0) - 1)

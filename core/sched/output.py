@@ -30,6 +30,7 @@ class NewRequest(Struct, frozen=True, kw_only=True):
         end_token_ids: EOS ids (unless ignored) and stop ids, which the sampler holds back before min_tokens.
         block_ids: the whole block table of each group; 0 where a block lies left of the window.
         num_computed_tokens: tokens whose KV is in the cache before this step (cache hits, or a sibling's prompt).
+        rotary_offset: added to the positions that the model sees; slots and lengths count without it.
         resumed: it was preempted before and recomputes what it had.
         needs_prompt_logprobs: prompt logprobs are wanted and were not delivered yet; no token is skipped by a
             cache hit then, and the runner delivers them once, in the step that computes the last prompt token.
@@ -48,6 +49,7 @@ class NewRequest(Struct, frozen=True, kw_only=True):
     resumed: bool
     needs_prompt_logprobs: bool
     pooling: PoolingJob | None = None
+    rotary_offset: int = 0
 
 
 class RunningRequest(Struct, frozen=True, gc=False):

@@ -54,6 +54,8 @@ class SchedulerLimits:
         long_prefill_threshold: the most tokens of one request in one step; None leaves it to the budget.
         admission_headroom: share of the KV pool that starting a request must leave free while others run, so that
             their growth does not preempt it at once.
+        rotary_switch_tokens: requests that compute more tokens than this have positions of their own kind, for models
+            whose rotary frequencies depend on a request's length; None: all requests have the same.
     """
 
     max_num_seqs: int
@@ -63,6 +65,7 @@ class SchedulerLimits:
     priority_ageing_s: float | None = 60.0
     long_prefill_threshold: int | None = None
     admission_headroom: float = 0.02
+    rotary_switch_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "long_prefill_threshold"):

@@ -1,6 +1,6 @@
 """Names for KV content, and the longest prefix of a request that all KV groups still hold.
 
-    root(adapter, salt, kv dtype) ─> H(root, tokens[0:s]) ─> H(·, tokens[s:2s]) ─> …        s = block size
+    root(adapter, salt, kv dtype, rotary offset) ─> H(root, tokens[0:s]) ─> H(·, tokens[s:2s]) ─> …     s = block size
 
 A hash covers its parent's hash, the whole token ids of its block and everything else that changes the content, so
 equal hashes mean equal content, up to a collision of the hash function. The default is SHA-256 because requests of
@@ -66,7 +66,8 @@ class ContentHasher:
 
     def _root(self, request: Request) -> bytes:
         # repr keeps None, "" and every pair of strings apart.
-        return self._digest(repr((self._kv_dtype, request.adapter_id, request.cache_salt)).encode())
+        owner = (self._kv_dtype, request.adapter_id, request.cache_salt, request.rotary_offset)
+        return self._digest(repr(owner).encode())
 
 
 class PrefixFinder:

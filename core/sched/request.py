@@ -45,6 +45,7 @@ class Request:
     Attributes set by the scheduler:
         token_ids, output_token_ids: everything known so far, and the sampled part.
         max_tokens: sampling.max_tokens, or where that is None what the context and the KV pool leave.
+        rotary_offset: added to its positions; 0 unless the model's rotary frequencies depend on a request's length.
         end_token_ids: every id that ends the choice.
         order: (rank, arrival); the smaller one is served first. Fixed when the request is added.
         num_computed_tokens: tokens whose KV is in the cache.
@@ -68,6 +69,7 @@ class Request:
     token_ids: list[int] = field(init=False)
     output_token_ids: list[int] = field(init=False, default_factory=list)
     max_tokens: int = field(init=False, default=0)
+    rotary_offset: int = field(init=False, default=0)
     end_token_ids: frozenset[int] = field(init=False)
     order: tuple[float, int] = field(init=False, default=(0.0, 0))
     status: RequestStatus = field(init=False, default=RequestStatus.WAITING)

@@ -107,6 +107,7 @@ class Scheduler:
                 f"request_id {request.request_id!r} is still in use; give another one", field="request_id"
             )
         request.max_tokens = self._door.max_tokens(request)
+        request.rotary_offset = self._door.rotary_offset(request)
         request.order = (rank_of(request, self._limits), self._num_arrivals)
         self._num_arrivals += 1
         self._requests[request.request_id] = request

@@ -47,6 +47,7 @@ class Step:
                 block_ids=block_ids,
                 num_computed_tokens=request.num_computed_tokens,
                 adapter_id=request.adapter_id,
+                rotary_offset=request.rotary_offset,
                 resumed=request.num_preemptions > 0,
                 needs_prompt_logprobs=request.needs_prompt_logprobs,
                 pooling=request.pooling,

@@ -93,3 +93,32 @@ def test_the_longest_request_counts_windows():
 def test_limits_out_of_range_are_refused(changes, match):
     with pytest.raises(ConfigError, match=match):
         limits_of(**changes)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "offset"),
+    [
+        (20, 1, 0),
+        (20, 13, 0),
+        (20, 14, 32),
+        (32, 1, 0),
+        (32, 0, 0),
+        (33, 0, 32),
+        (40, 1, 32),
+        (30, 10, 32),
+        (5, None, 32),
+    ],
+)
+def test_requests_that_may_compute_more_than_the_switch_have_positions_of_their_own(num_prompt, max_tokens, offset):
+    harness = harness_of(rotary_switch_tokens=32)
+    harness.add(request := request_of("r", num_prompt, max_tokens))
+    assert request.rotary_offset == offset
+    harness.drain()
+    assert request.rotary_offset == offset
+
+
+def test_without_a_switch_or_a_longer_context_there_is_one_kind_of_positions():
+    for limits in ({}, {"rotary_switch_tokens": 64, "max_model_len": 64}):
+        harness = harness_of(**limits)
+        harness.add(request := request_of("r", 40, None))
+        assert request.rotary_offset == 0

@@ -57,6 +57,16 @@ def test_adapter_and_salt_of_one_name_are_not_one():
     assert serve(harness, request_of("empty salt", prompt, cache_salt=""))[1] == 0
 
 
+def test_requests_with_other_rotary_positions_share_nothing():
+    harness = harness_of(rotary_switch_tokens=48)
+    prompt = list(range(40))
+    assert serve(harness, request_of("short", prompt, 4))[1] == 0
+    assert serve(harness, request_of("long", prompt, 40))[1] == 0
+    assert serve(harness, request_of("short again", prompt, 9))[1] == 32
+    assert serve(harness, request_of("long again", prompt, 10))[1] == 32
+    assert serve(harness, request_of("longer prompt", [*prompt, *range(300, 320)], 4))[1] == 32
+
+
 @pytest.mark.parametrize("algorithm", ["sha256", "xxh3_128"])
 def test_hashes_cover_everything_before_and_are_equal_everywhere(algorithm):
     def chain(tokens, kv_dtype="float32", **fields):
