@@ -1,4 +1,4 @@
-"""RMSNorm, rotary embedding and gated activation on a GPU: the launches of kernels/rows.py, and what each must move."""
+"""Norms, rotary embedding and activations on a GPU: the launches of kernels/rows.py, and what each must move."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.kernels import rows as kernels
-from octavo.core.backend.specs import Gate, OpSpec, RowSpec, Unsupported
+from octavo.core.backend.specs import ActivationKind, Gate, OpSpec, RowSpec, Unsupported
 from octavo.core.base.errors import UnsupportedOp
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -16,15 +16,17 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 _VARIANTS: dict[str, tuple[str, ...]] = {
     "rms_norm": ("", "residual"),
+    "layer_norm": ("", "residual"),
     "rotary": ("", "interleaved"),
     "act_mul": get_args(Gate),
+    "activation": get_args(ActivationKind),
 }
 MAX_HEAD_DIM = 1024
 """A head lies in registers whole."""
 
 
 class RowOps:
-    """`rms_norm`, `rotary` and `act_mul` of one device. A row's bits depend on that row alone."""
+    """`rms_norm`, `layer_norm`, `rotary`, `act_mul` and `activation` of one device. A row's bits depend on it alone."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -54,14 +56,7 @@ class RowOps:
 
         Raises UnsupportedOp for another dtype than supports() takes, ValueError for shapes that don't fit.
         """
-        if x.dtype not in FLOATS:
-            raise UnsupportedOp(f"rms_norm takes fp32, bf16 or fp16, not {x.dtype}")
-        if (
-            x.shape != out.shape
-            or weight_M.shape != x.shape[-1:]
-            or (residual is not None and residual.shape != x.shape)
-        ):
-            raise ValueError(f"rms_norm of {list(x.shape)} with {list(weight_M.shape)} into {list(out.shape)}")
+        _check_norm("rms_norm", x, weight_M, out, residual)
         heads, width = x.shape[1] if x.dim() == 3 else 1, x.shape[-1]
         num_rows = x.shape[0] * heads
         entry = self._gpu.tuning.pick("rms_norm", width=width)
@@ -72,8 +67,36 @@ class RowOps:
             IS_WHOLE=width <= entry.tile["COLS"], **entry.constants,
         )  # fmt: skip
 
+    def layer_norm(
+        self,
+        x: torch.Tensor,
+        weight_M: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        eps: float,
+        bias_M: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """residual += x, if there is one; out = its (else x's) norm times weight, plus bias. Shapes as for rms_norm.
+
+        Raises UnsupportedOp for another dtype than supports() takes, ValueError for shapes that don't fit.
+        """
+        _check_norm("layer_norm", x, weight_M, out, residual)
+        if bias_M is not None and bias_M.shape != weight_M.shape:
+            raise ValueError(f"layer_norm with a bias of {list(bias_M.shape)}; give {list(weight_M.shape)}")
+        heads, width = x.shape[1] if x.dim() == 3 else 1, x.shape[-1]
+        num_rows = x.shape[0] * heads
+        entry = self._gpu.tuning.pick("rms_norm", width=width)  # the same bytes on the same way
+        held = x if residual is None else residual
+        self._gpu.launch(
+            kernels.layer_norm, (-(-num_rows // entry.tile["ROWS"]),), x, held, weight_M,
+            weight_M if bias_M is None else bias_M, out, num_rows, heads, width, eps, *_row_strides(x),
+            *_row_strides(held), *_row_strides(out), HAS_BIAS=bias_M is not None, HAS_RESIDUAL=residual is not None,
+            IS_WHOLE=width <= entry.tile["COLS"], **entry.constants,
+        )  # fmt: skip
+
     def act_mul(self, x: torch.Tensor, *, out: torch.Tensor, gate: Gate) -> None:
-        """out [T, I] = act(x[:, :I]) * x[:, I:].
+        """out [T, I] = the pair of x[:, :I] and x[:, I:] made one.
 
         Raises UnsupportedOp for another dtype than supports() takes, ValueError for shapes that don't fit.
         """
@@ -86,6 +109,24 @@ class RowOps:
         grid = (-(-tokens // entry.tile["ROWS"]), -(-width // entry.tile["COLS"]))
         self._gpu.launch(
             kernels.act_mul, grid, x, out, tokens, width, x.stride(0), out.stride(0), GATE=gate, **entry.constants
+        )
+
+    def activation(self, x: torch.Tensor, *, out: torch.Tensor, kind: ActivationKind) -> None:
+        """out [T, I] = act(x); out may be x.
+
+        Raises UnsupportedOp for another dtype than supports() takes, ValueError for shapes that don't fit.
+        """
+        if x.dtype not in FLOATS or kind not in _VARIANTS["activation"]:
+            raise UnsupportedOp(
+                f"activation takes fp32, bf16 or fp16 and {_VARIANTS['activation']}, not {x.dtype}, {kind}"
+            )
+        tokens, width = out.shape
+        if x.shape != out.shape:
+            raise ValueError(f"activation of {list(x.shape)} into {list(out.shape)}")
+        entry = self._gpu.tuning.pick("act_mul", width=width)  # a stream as that one is
+        grid = (-(-tokens // entry.tile["ROWS"]), -(-width // entry.tile["COLS"]))
+        self._gpu.launch(
+            kernels.activate, grid, x, out, tokens, width, x.stride(0), out.stride(0), KIND=kind, **entry.constants
         )
 
     def rotary(
@@ -119,6 +160,16 @@ class RowOps:
             head_dim, rotary_dim, *q_THD.stride()[:2], *k_TKD.stride()[:2], *out_q.stride()[:2], *out_k.stride()[:2],
             cos_sin_PR.stride(0), INTERLEAVED=interleaved, **head_tile(head_dim, rotary_dim), **entry.constants,
         )  # fmt: skip
+
+
+def _check_norm(
+    op: str, x: torch.Tensor, weight_M: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None
+) -> None:
+    """Raise UnsupportedOp and ValueError as the norms say."""
+    if x.dtype not in FLOATS:
+        raise UnsupportedOp(f"{op} takes fp32, bf16 or fp16, not {x.dtype}")
+    if x.shape != out.shape or weight_M.shape != x.shape[-1:] or (residual is not None and residual.shape != x.shape):
+        raise ValueError(f"{op} of {list(x.shape)} with {list(weight_M.shape)} into {list(out.shape)}")
 
 
 def refused_rotary(head_dim: int, rotary_dim: int) -> Unsupported | None:

@@ -24,7 +24,7 @@ def make_ops(gpu: Gpu) -> OpGroups:
     ops.take(quantizers, ops=("quantize",))
     ops.take(products, ops=("gemm", "embed"), besides=("prepare_weight",))
     ops.take(MoeOps(gpu, products), ops=("grouped_gemm",))
-    ops.take(RowOps(gpu), ops=("rms_norm", "rotary", "act_mul"))
+    ops.take(RowOps(gpu), ops=("rms_norm", "layer_norm", "rotary", "act_mul", "activation"))
     ops.take(
         CacheOps(gpu),
         ops=("write_kv", "rope_write_kv", "write_mla", "copy_blocks", "gather_blocks", "scatter_blocks"),

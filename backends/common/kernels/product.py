@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from octavo.backends.common.kernels.numeric import cast, dot
-from octavo.backends.common.kernels.rows import activation
+from octavo.backends.common.kernels.rows import gated
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def finish(
         acc += tl.load(bias + at, mask=cols < N, other=0.0).to(tl.float32)[None, :]
     if GATE is not None:
         gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
-        acc = activation(gate, GATE) * up
+        acc = gated(gate, up, GATE)
         cols = first_n // 2 + tl.arange(0, BLOCK_N // 2)
         N = N // 2
     mask = row_ok[:, None] & (cols < N)[None, :]

@@ -1,12 +1,13 @@
-"""Kernels on rows: RMSNorm, rotary embedding, gated activation.
+"""Kernels on rows: RMSNorm and LayerNorm, rotary embedding, activations.
 
-    rms_norm   program = ROWS rows x all columns, COLS at a time     rows of [T, H] are counted t * H + h
-    act_mul    program = ROWS rows x COLS columns                    the grid's second axis walks the columns
-    rotary     program = ROWS (token, head) rows x one whole head    programs of q first, those of k behind them
+    rms_norm, layer_norm   program = ROWS rows x all columns, COLS at a time     rows of [T, H] are counted t * H + h
+    act_mul, activate      program = ROWS rows x COLS columns                    the grid's second axis walks columns
+    rotary                 program = ROWS (token, head) rows x one whole head    programs of q first, then those of k
 
          ┌────── COLS ──────┐
-    ROWS │ x  x  x  x  x  x │ x  x  x …   rms_norm: a row that fits COLS is read once and stays in registers (IS_WHOLE);
-         │ x  x  x  x  x  x │ x  x  x …   a longer one is read twice: squares are added lane by lane, then across lanes
+    ROWS │ x  x  x  x  x  x │ x  x  x …   norms: a row that fits COLS is read once and stays in registers (IS_WHOLE);
+         │ x  x  x  x  x  x │ x  x  x …   a longer one is read anew for each sum, and to be written: numbers are added
+                                          lane by lane, then across lanes
 
 A row's sums are added in an order that its width alone fixes (tiles are chosen by width), so its bits are the same in
 any batch. An output may be its input: every element is read by the program that writes it, before it does.
@@ -80,29 +81,121 @@ def rms_norm(
 
 
 @triton.jit
-def activation(x, GATE: tl.constexpr):
-    """silu, or gelu exactly or by tanh; x in fp32.
+def _centred(values, mean, mask):
+    """What lies beyond a row's end is no part of its variance."""
+    return tl.where(mask, values - mean, 0.0)
+
+
+@triton.jit
+def _write_layer_norm(
+    x, mean, scale, weight, bias, out_rows, residual_rows, cols, mask, col_mask,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """(x - mean) * scale * weight + bias to out; x itself, which is rounded already, to the residual."""
+    if HAS_RESIDUAL:
+        tl.store(residual_rows + cols, cast(x, residual_rows.dtype.element_ty), mask)
+    y = (x - mean) * scale * tl.load(weight + cols, col_mask, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        y += tl.load(bias + cols, col_mask, other=0.0).to(tl.float32)
+    tl.store(out_rows + cols, cast(y, out_rows.dtype.element_ty), mask)
+
+
+@triton.jit
+def layer_norm(
+    x, residual, weight, bias, out,
+    num_rows, heads, width, eps,
+    x_stride_t, x_stride_h, residual_stride_t, residual_stride_h, out_stride_t, out_stride_h,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_WHOLE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """out = (x - mean) / sqrt(mean((x - mean)²) + eps) * weight + bias; with a residual, residual += x first.
+
+    The mean is taken off before anything is squared: of rows that lie far from 0 the difference of two means of squares
+    would leave nothing.
+    """
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    row_mask = rows < num_rows
+    x_rows = x + _row_offsets(rows, heads, x_stride_t, x_stride_h)
+    residual_rows = residual + _row_offsets(rows, heads, residual_stride_t, residual_stride_h)
+    out_rows = out + _row_offsets(rows, heads, out_stride_t, out_stride_h)
+    cols = tl.arange(0, COLS)[None, :]
+    if IS_WHOLE:
+        mask = row_mask & (cols < width)
+        values = _summed(x_rows, residual_rows, cols, mask, HAS_RESIDUAL)
+        mean = tl.sum(values, axis=1, keep_dims=True) / width
+        centred = _centred(values, mean, mask)
+        scale = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(centred * centred, axis=1, keep_dims=True) / width + eps))
+        _write_layer_norm(
+            values, mean, scale, weight, bias, out_rows, residual_rows, cols, mask, cols < width, HAS_BIAS, HAS_RESIDUAL
+        )
+    else:
+        sums = tl.zeros((ROWS, COLS), tl.float32)
+        for first in range(0, width, COLS):
+            mask = row_mask & (first + cols < width)
+            sums += _summed(x_rows, residual_rows, first + cols, mask, HAS_RESIDUAL)
+        mean = tl.sum(sums, axis=1, keep_dims=True) / width
+        sums = tl.zeros((ROWS, COLS), tl.float32)
+        for first in range(0, width, COLS):
+            mask = row_mask & (first + cols < width)
+            centred = _centred(_summed(x_rows, residual_rows, first + cols, mask, HAS_RESIDUAL), mean, mask)
+            sums += centred * centred
+        scale = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(sums, axis=1, keep_dims=True) / width + eps))
+        for first in range(0, width, COLS):
+            at = first + cols
+            mask = row_mask & (at < width)
+            values = _summed(x_rows, residual_rows, at, mask, HAS_RESIDUAL)
+            _write_layer_norm(
+                values, mean, scale, weight, bias, out_rows, residual_rows, at, mask, at < width, HAS_BIAS, HAS_RESIDUAL
+            )
+
+
+@triton.jit
+def activation(x, KIND: tl.constexpr):
+    """silu, relu, or gelu exactly or by tanh; x in fp32.
 
     ½x(1 + tanh y) = x / (1 + e^-2y): where e^-2y overflows the quotient is 0, as it should be.
     """
-    if GATE == "silu":
+    if KIND == "silu":
         return x / (1.0 + tl.exp(-x))
-    elif GATE == "gelu_tanh":
+    elif KIND == "gelu_tanh":
         return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    elif KIND == "relu":
+        return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     else:
+        tl.static_assert(KIND == "gelu", "an activation that no kernel has")
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
 
 
 @triton.jit
+def gated(gate, up, GATE: tl.constexpr):
+    """A pair made one, as the contract's Gate says; fp32."""
+    if GATE == "swiglu_clamped":
+        gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -7.0, 7.0, propagate_nan=tl.PropagateNan.ALL)
+        return (up + 1.0) * (gate / (1.0 + tl.exp(-1.702 * gate)))
+    else:
+        return activation(gate, GATE) * up
+
+
+@triton.jit
 def act_mul(x, out, num_rows, width, x_stride, out_stride, GATE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """out [T, width] = act(x[:, :width]) * x[:, width:]."""
+    """out [T, width] = the pair of x[:, :width] and x[:, width:] made one."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     cols = (tl.program_id(1) * COLS + tl.arange(0, COLS))[None, :]
     mask = (rows < num_rows) & (cols < width)
     x_rows = x + rows.to(tl.int64) * x_stride
     gate = tl.load(x_rows + cols, mask, other=0.0).to(tl.float32)
     up = tl.load(x_rows + width + cols, mask, other=0.0).to(tl.float32)
-    tl.store(out + rows.to(tl.int64) * out_stride + cols, cast(activation(gate, GATE) * up, out.dtype.element_ty), mask)
+    tl.store(out + rows.to(tl.int64) * out_stride + cols, cast(gated(gate, up, GATE), out.dtype.element_ty), mask)
+
+
+@triton.jit
+def activate(x, out, num_rows, width, x_stride, out_stride, KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """out [T, width] = act(x)."""
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    cols = (tl.program_id(1) * COLS + tl.arange(0, COLS))[None, :]
+    mask = (rows < num_rows) & (cols < width)
+    values = tl.load(x + rows.to(tl.int64) * x_stride + cols, mask, other=0.0).to(tl.float32)
+    tl.store(out + rows.to(tl.int64) * out_stride + cols, cast(activation(values, KIND), out.dtype.element_ty), mask)
 
 
 @triton.jit

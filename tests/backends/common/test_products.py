@@ -6,6 +6,7 @@ import functools
 import importlib
 import weakref
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from octavo.backends.common.tuning import PinnedTable
 from octavo.core.backend.ops import Epilogue, NormPrologue, PackedWeight
 from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
 from octavo.core.backend.reference.ops import ReferenceOps
-from octavo.core.backend.specs import GemmSpec, WeightSpec
+from octavo.core.backend.specs import Gate, GemmSpec, WeightSpec
 from octavo.core.base.errors import UnsupportedOp
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -114,7 +115,7 @@ def test_plain(
     close(out, want)
 
 
-@pytest.mark.parametrize("gate", ["silu", "gelu_tanh", "gelu", None])
+@pytest.mark.parametrize("gate", [*get_args(Gate), None])
 def test_epilogue(ops: Ops, reference: ReferenceOps, gate: str | None) -> None:
     """Bias, gate and residual in this order, where out is the residual; gate and up come in parts that cross them."""
     m, n, k = 65, 84, 48
