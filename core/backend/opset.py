@@ -112,6 +112,10 @@ class OpSet:
 
         return call
 
+    def has_own(self, op: str, spec: OpSpec) -> bool:
+        """Whether the backend itself runs `op` at `spec`. Binds nothing; raises as `bind` does."""
+        return self._resolve(op, spec).implementation == "own"
+
     def prepare_weight(self, spec: GemmSpec | GroupedGemmSpec) -> PackedWeight:
         """Allocate the weight of a product, in the form of whoever runs its gemm. It serves `embed` as well."""
         own = self._own_product("gemm" if isinstance(spec, GemmSpec) else "grouped_gemm", spec)

@@ -20,6 +20,7 @@ from octavo.core.engine.loading import open_model
 from octavo.core.engine.resolve import fit_length, kv_blocks_for, longest_that_fits, resolve_sizes
 from octavo.core.engine.worker import make_backend, scheduler_groups
 from octavo.core.layers.kv_groups import group_layers, num_pools, pool_block_bytes
+from octavo.core.load.weight_bytes import weight_bytes
 from octavo.core.models.registry import read_config
 from octavo.core.sched.kv_groups import peak_blocks
 
@@ -95,11 +96,11 @@ def plan_model(config: EngineConfig) -> Plan:
     with open_model(config) as checkpoint:
         facts = read_config(checkpoint.config)
         sizes = resolve_sizes(config, checkpoint.config, facts, capabilities)
+        stored_bytes = weight_bytes(checkpoint, sizes.dtype)
     layers = group_layers(facts.kv_specs(sizes.kv_dtype, sizes.block_size))
     groups = scheduler_groups(layers)
-    weight_bytes = facts.parameter_count().nbytes(sizes.dtype)
     block_bytes = pool_block_bytes(layers) * num_pools(layers)
-    left_bytes = memory.free_bytes - weight_bytes
+    left_bytes = memory.free_bytes - stored_bytes
     num_blocks, max_model_len = 0, 0
     if left_bytes > 0:
         num_blocks = kv_blocks_for(config, sizes, groups, block_bytes, left_bytes)
@@ -109,7 +110,7 @@ def plan_model(config: EngineConfig) -> Plan:
         device=capabilities.device_name,
         dtype=str(sizes.dtype).removeprefix("torch."),
         kv_dtype=str(sizes.kv_dtype).removeprefix("torch."),
-        weight_bytes=weight_bytes,
+        weight_bytes=stored_bytes,
         free_bytes=memory.free_bytes,
         total_bytes=memory.total_bytes,
         kv_bytes_per_token=sum(spec.token_bytes for spec in facts.kv_specs(sizes.kv_dtype, sizes.block_size)),

@@ -28,6 +28,7 @@ from octavo.core.layers.kv_groups import KVGroup, group_layers, layer_places, nu
 from octavo.core.layers.overrides import replaced_layers
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.load.stream import load_weights
+from octavo.core.load.weight_bytes import weight_bytes
 from octavo.core.models.base import Model
 from octavo.core.models.registry import build_model, read_config
 from octavo.core.sched.kv_groups import KVGroupSpec
@@ -67,7 +68,7 @@ class Worker:
         backend = self._backend
         facts = read_config(checkpoint.config)
         sizes = resolve_sizes(config, checkpoint.config, facts, backend.capabilities)
-        check_weights_fit(facts.parameter_count().nbytes(sizes.dtype), sizes, backend.memory_info().free_bytes)
+        check_weights_fit(weight_bytes(checkpoint, sizes.dtype), sizes, backend.memory_info().free_bytes)
         self._opset = OpSet(backend, strict=config.strict_backend, package=package)
         self._model = _build(checkpoint, sizes, backend, self._opset, layer_overrides)
         targets = self._model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)

@@ -21,11 +21,14 @@ class Attention:
 
     Args:
         context: the model's.
-        num_heads: H; the spec's num_kv_heads divides it.
+        num_heads: H on this rank; the spec's num_kv_heads divides it.
         kv_spec: of the layer's cache; its window is the attention's.
-        cos_sin_PR: the rotary table, rotating the first R elements of a head.
+        cos_sin_PR: the rotary table, rotating the first R elements of a head; None: the layer has no positions.
         softmax_scale: multiplies the scores.
+        interleaved: rotary pairs are neighbours.
         softcap: c of c·tanh(score / c); None leaves scores alone.
+        sinks_H: fp32, a logit of each head that only the denominator sees; None has none.
+        alibi_slopes_H: fp32, added to scores times the distance; None has none.
     """
 
     def __init__(
@@ -33,17 +36,23 @@ class Attention:
         context: LayerContext,
         num_heads: int,
         kv_spec: KVCacheSpec,
-        cos_sin_PR: torch.Tensor,
+        cos_sin_PR: torch.Tensor | None,
         *,
         softmax_scale: float,
+        interleaved: bool = False,
         softcap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
+        alibi_slopes_H: torch.Tensor | None = None,
     ) -> None:
         self.kv_spec = kv_spec
         self._context = context
         self._num_heads = num_heads
         self._cos_sin_PR = cos_sin_PR
         self._softmax_scale = softmax_scale
+        self._interleaved = interleaved
         self._softcap = softcap
+        self._sinks_H = sinks_H
+        self._alibi_slopes_H = alibi_slopes_H
         self._kv: KVCache
         self._group: int
 
@@ -52,10 +61,11 @@ class Attention:
         spec, dtype = kv.spec, self._context.activation_dtype
         self._kv = kv
         self._group = group
-        self._rope_write_kv = self._context.bind(
+        rotary_dim = 0 if self._cos_sin_PR is None else self._cos_sin_PR.shape[1]
+        self._write = self._context.bind(
             Attention,
             self,
-            "rope_write_kv",
+            "rope_write_kv" if rotary_dim else "write_kv",
             CacheSpec(
                 num_kv_heads=spec.num_kv_heads,
                 head_dim=spec.head_dim,
@@ -64,8 +74,9 @@ class Attention:
                 kv_dtype=spec.dtype,
                 block_size=spec.block_size,
                 layout=kv.layout,
-                num_heads=self._num_heads,
-                rotary_dim=self._cos_sin_PR.shape[1],
+                num_heads=self._num_heads if rotary_dim else 0,
+                rotary_dim=rotary_dim,
+                interleaved=self._interleaved and rotary_dim > 0,
             ),
         )
         self._paged_attention = self._context.bind(
@@ -83,6 +94,8 @@ class Attention:
                 layout=kv.layout,
                 window=spec.window,
                 softcap=self._softcap is not None,
+                sinks=self._sinks_H is not None,
+                alibi=self._alibi_slopes_H is not None,
             ),
         )
 
@@ -98,9 +111,20 @@ class Attention:
     ) -> None:
         """out [T, H, Dv] = attention of this step's tokens over their requests' cache. Rotates q in place."""
         plan = plans[self._group]
-        self._rope_write_kv(
-            q_THD, k_TKD, v_TKD, positions_T, self._cos_sin_PR, self._kv, plan.meta.slot_mapping, out_q=q_THD
-        )
+        if self._cos_sin_PR is None:
+            self._write(k_TKD, v_TKD, self._kv, plan.meta.slot_mapping)
+        else:
+            self._write(
+                q_THD,
+                k_TKD,
+                v_TKD,
+                positions_T,
+                self._cos_sin_PR,
+                self._kv,
+                plan.meta.slot_mapping,
+                out_q=q_THD,
+                interleaved=self._interleaved,
+            )
         self._paged_attention(
             q_THD,
             self._kv,
@@ -109,4 +133,6 @@ class Attention:
             softmax_scale=self._softmax_scale,
             window=self.kv_spec.window,
             softcap=self._softcap,
+            sinks_H=self._sinks_H,
+            alibi_slopes_H=self._alibi_slopes_H,
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +12,8 @@ from octavo.core.backend.device import DeviceBackend
 from octavo.core.backend.opset import OpSet
 from octavo.core.backend.specs import GemmSpec, OpSpec
 from octavo.core.layers.workspace import Workspace
+from octavo.core.parallel.shard import Shard
+from octavo.core.quant.formats import PLAIN, WeightFormats
 
 Layer = TypeVar("Layer")
 
@@ -28,6 +30,9 @@ class LayerContext:
         workspace: the model's activation buffers.
         max_model_len: positions a rotary table must cover.
         overrides: the backend's replacements of layers, by the name of the core's class; see `overrides.py`.
+        shard: this rank's place in the group that shares the model.
+        formats: how the checkpoint stores its weights.
+        expert_parallel: ranks share out whole experts, in place of a part of each.
     """
 
     backend: DeviceBackend
@@ -37,10 +42,34 @@ class LayerContext:
     workspace: Workspace
     max_model_len: int
     overrides: Mapping[str, type] = field(default_factory=dict)
+    shard: Shard = field(default_factory=Shard.single)
+    formats: WeightFormats = PLAIN
+    expert_parallel: bool = False
 
     def layer(self, core: type[Layer]) -> type[Layer]:
         """The class to build where the core's would be: the backend's replacement, or the core's own."""
         return self.overrides.get(core.__name__, core)
+
+    def stored(self, spec: GemmSpec, names: Sequence[str]) -> tuple[GemmSpec, torch.Tensor | None]:
+        """A product's spec with its weight as the checkpoint stores it, and the order of its inputs on the device.
+
+        Activations are quantised where the backend has a product for it; elsewhere they keep their precision, since
+        the reference would gain nothing by losing it.
+
+        Args:
+            spec: with a plain weight.
+            names: of the checkpoint layers that the weight stacks.
+        """
+        stored = self.formats.linear(names)
+        if stored.scheme is None:
+            return spec, None
+        scheme = stored.scheme
+        asked = replace(spec, weight=replace(spec.weight, scheme=scheme))
+        if scheme.activation is not None and not self.opset.has_own("gemm", asked):
+            plain = replace(scheme, activation=None, activation_group_size=0)
+            asked = replace(spec, weight=replace(spec.weight, scheme=plain))
+        order = None if stored.input_order is None else self.backend.from_host(stored.input_order)
+        return asked, order
 
     def bind(
         self, core: type, layer: object, op: str, spec: OpSpec, *, product: GemmSpec | None = None

@@ -3,6 +3,9 @@
     untied   embed_tokens.weight -> packed (rows looked up)         lm_head.weight -> packed (product)
     tied     embed_tokens.weight -> ONE packed weight, looked up and multiplied; lm_head.weight is usually absent
 
+Over ranks both are split by rows, the vocabulary: a rank looks up the ids it holds, gives zeros for the others and the
+sum over ranks is the embedding; of the logits each writes its columns, the others are 0, and the sum is the whole row.
+
 A checkpoint that calls itself tied and yet brings an `lm_head.weight` with other values has a real head under a wrong
 flag: it gets a weight of its own, so that the file's values win over the flag.
 """
@@ -10,14 +13,19 @@ flag: it gets a weight of its own, so that the file's values win over the flag.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from octavo.core.backend.ops import PackedWeight
+from octavo.core.backend.ops import Epilogue, PackedWeight
+from octavo.core.backend.quant import QuantizedTensor
 from octavo.core.backend.specs import GemmSpec, RowSpec, WeightSpec
+from octavo.core.base.errors import CheckpointError
 from octavo.core.layers.context import LayerContext
+from octavo.core.layers.linear import rows_of
 from octavo.core.load.stream import WeightTarget
+from octavo.core.parallel.mesh import Range
 
 logger = logging.getLogger(__name__)
 
@@ -38,82 +46,126 @@ class Embedding:
     def __init__(
         self, context: LayerContext, name: str, vocab_size: int, width: int, *, scale: float = 1.0, tied: bool
     ) -> None:
-        self.spec = _head_spec(context, vocab_size, width, embedding=True)
-        self.weight = context.opset.prepare_weight(self.spec)
+        self.vocab_size = vocab_size
+        self.width = width
         self.tied = tied
+        self.shard = context.shard
+        self.kept = context.shard.padded(vocab_size)
+        self.spec = head_spec(context, name, self.kept[1] - self.kept[0], width, embedding=True)
+        self.weight = context.opset.prepare_weight(self.spec)
         self._name = name
         self._scale = scale
-        row = RowSpec(width, context.activation_dtype, extent=vocab_size)
+        row = RowSpec(width, context.activation_dtype, extent=self.kept[1] - self.kept[0])
         self._embed = context.bind(Embedding, self, "embed", row, product=self.spec)
 
     def __call__(self, ids_T: torch.Tensor, *, out: torch.Tensor) -> None:
         """out [T, M] = scale * the rows of the ids."""
-        self._embed(ids_T, self.weight, out=out, scale=self._scale)
+        if self.shard.is_whole:
+            self._embed(ids_T, self.weight, out=out, scale=self._scale)
+            return
+        start, stop = self.kept
+        is_elsewhere_T = (ids_T < start) | (ids_T >= stop)
+        self._embed((ids_T - start).masked_fill_(is_elsewhere_T, 0), self.weight, out=out, scale=self._scale)
+        out.masked_fill_(is_elsewhere_T[:, None], 0.0)
+        self.shard.comm.all_reduce(out, out=out)
 
     def targets(self) -> dict[str, WeightTarget]:
         """The checkpoint tensor that fills the weight."""
-        shape = (self.spec.weight.out_features, self.spec.weight.in_features)
-        return {f"{self._name}.weight": WeightTarget(shape, partial(self.weight.place, row_offset=0))}
+        target = WeightTarget((self.vocab_size, self.width), partial(place_rows, self.weight, self.kept))
+        return {f"{self._name}.weight": target}
 
 
 class OutputHead:
-    """Logits of rows: out [R, V] = x @ W.T, then softcap.
+    """Logits of rows: out [R, V] = x @ W.T + b, then scale, then softcap.
 
     Args:
         context: the model's.
         name: of the layer in the checkpoint.
         embedding: the model's; its weight is used when it says it is tied.
         softcap: c of c·tanh(logit / c); None leaves logits alone.
+        scale: logits are multiplied by it.
+        bias: a vector is added.
     """
 
-    def __init__(self, context: LayerContext, name: str, embedding: Embedding, *, softcap: float | None = None) -> None:
+    def __init__(
+        self,
+        context: LayerContext,
+        name: str,
+        embedding: Embedding,
+        *,
+        softcap: float | None = None,
+        scale: float = 1.0,
+        bias: bool = False,
+    ) -> None:
         self._context = context
         self._name = name
         self._embedding = embedding
         self._softcap = softcap
-        self._vocab_size = embedding.spec.weight.out_features
-        self._width = embedding.spec.weight.in_features
+        self._scale = scale
+        self._vocab_size = embedding.vocab_size
+        self._width = embedding.width
+        self._kept = embedding.kept
+        rows = self._kept[1] - self._kept[0]
+        self._bias_N = context.backend.empty(rows, dtype=torch.float32) if bias else None
+        self._epilogue = None if self._bias_N is None else Epilogue(bias_N=self._bias_N)
         if embedding.tied:
-            self._use(embedding.weight, embedding.spec)
+            self._use(embedding.weight, replace(embedding.spec, bias=bias))
         else:
             self._use_own_weight()
 
     def __call__(self, x_RM: torch.Tensor, *, out: torch.Tensor) -> None:
         """out [R, V] fp32 = the logits."""
-        self._gemm(x_RM, self.weight, out=out, epilogue=None)
+        shard = self._context.shard
+        if shard.is_whole:
+            self._gemm(x_RM, self.weight, out=out, epilogue=self._epilogue)
+        else:
+            out.zero_()
+            self._gemm(x_RM, self.weight, out=out[:, slice(*self._kept)], epilogue=self._epilogue)
+            shard.comm.all_reduce(out, out=out)
+        if self._scale != 1.0:
+            out.mul_(self._scale)
         if self._softcap is not None:
             out.div_(self._softcap).tanh_().mul_(self._softcap)
 
     def targets(self) -> dict[str, WeightTarget]:
-        """The checkpoint tensor that fills the weight; not required when the head is tied."""
-        place = self._place_beside_tied if self._embedding.tied else partial(self.weight.place, row_offset=0)
-        shape = (self._vocab_size, self._width)
-        return {f"{self._name}.weight": WeightTarget(shape, place, required=not self._embedding.tied)}
+        """The checkpoint tensors that fill the weight, which is not required when the head is tied, and the bias."""
+        tied = self._embedding.tied
+        place = self._place_beside_tied if tied else partial(place_rows, self.weight, self._kept)
+        targets = {f"{self._name}.weight": WeightTarget((self._vocab_size, self._width), place, required=not tied)}
+        if self._bias_N is not None:
+            targets[f"{self._name}.bias"] = WeightTarget((self._vocab_size,), self._place_bias)
+        return targets
 
     def _use(self, weight: PackedWeight, spec: GemmSpec) -> None:
         self.weight = weight
         self._gemm = self._context.bind(OutputHead, self, "gemm", spec)
 
     def _use_own_weight(self) -> None:
-        spec = _head_spec(self._context, self._vocab_size, self._width, embedding=False)
+        rows = self._kept[1] - self._kept[0]
+        spec = head_spec(self._context, self._name, rows, self._width, embedding=False)
+        spec = replace(spec, bias=self._bias_N is not None)
         self._use(self._context.opset.prepare_weight(spec), spec)
 
-    def _place_beside_tied(self, weight_VM: torch.Tensor) -> None:
+    def _place_bias(self, bias_V: torch.Tensor) -> None:
+        self._context.backend.from_host(bias_V[slice(*self._kept)].to(torch.float32), out=self._bias_N)
+
+    def _place_beside_tied(self, weight_VM: torch.Tensor | QuantizedTensor) -> None:
         """Keep the tie when the tensor repeats the embedding, which was placed before; else give the head its own."""
-        if self._repeats_embedding(weight_VM):
+        kept_NM = rows_of(weight_VM, *self._kept)
+        if self._repeats_embedding(kept_NM if isinstance(kept_NM, torch.Tensor) else kept_NM.dequantize()):
             return
         logger.warning(
             "the config ties %s to the embedding, but the checkpoint holds other values for it; they are used",
             self._name,
         )
         self._use_own_weight()
-        self.weight.place(weight_VM, 0)
+        place_rows(self.weight, self._kept, weight_VM)
 
-    def _repeats_embedding(self, weight_VM: torch.Tensor) -> bool:
+    def _repeats_embedding(self, weight_NM: torch.Tensor) -> bool:
         backend, dtype = self._context.backend, self._context.dtype
         found = backend.empty(_COMPARED_ROWS, self._width, dtype=torch.float32)
-        for start in range(0, self._vocab_size, _COMPARED_ROWS):
-            rows = weight_VM[start : start + _COMPARED_ROWS].to(dtype).to(torch.float32)
+        for start in range(0, len(weight_NM), _COMPARED_ROWS):
+            rows = weight_NM[start : start + _COMPARED_ROWS].to(dtype).to(torch.float32)
             ids = backend.from_host(torch.arange(start, start + len(rows)))
             self._embedding.weight.rows(ids, out=found[: len(rows)])
             if not torch.equal(backend.to_host(found[: len(rows)]), rows):
@@ -121,10 +173,25 @@ class OutputHead:
         return True
 
 
-def _head_spec(context: LayerContext, vocab_size: int, width: int, *, embedding: bool) -> GemmSpec:
-    """The product of the output head: fp32 logits whatever the activations are."""
-    return GemmSpec(
-        weight=WeightSpec(vocab_size, width, context.dtype, embedding=embedding),
+def place_rows(weight: PackedWeight, kept: Range, tensor_VM: torch.Tensor | QuantizedTensor) -> None:
+    """Fill a weight with this rank's rows of a checkpoint tensor."""
+    rows_NM = rows_of(tensor_VM, *kept)
+    if weight.spec.scheme is None and isinstance(rows_NM, QuantizedTensor):
+        rows_NM = rows_NM.dequantize()
+    weight.place(rows_NM, 0)
+
+
+def head_spec(context: LayerContext, name: str, rows: int, width: int, *, embedding: bool) -> GemmSpec:
+    """The product of an output head as its weight is stored: fp32 logits whatever the activations are."""
+    spec = GemmSpec(
+        weight=WeightSpec(rows, width, context.dtype, embedding=embedding),
         x_dtype=context.activation_dtype,
         out_dtype=torch.float32,
     )
+    stored, input_order = context.stored(spec, [name])
+    if input_order is not None:
+        raise CheckpointError(
+            f"{name} is quantised with its columns in another order (act-order); an output head must keep theirs",
+            field=name,
+        )
+    return stored

@@ -1,10 +1,15 @@
-"""Products with one packed weight that may fuse several checkpoint tensors.
+"""Products with one packed weight that may fuse several checkpoint tensors, and that may be split over ranks.
 
     q_proj.weight [H·D, M]  ┐ rows 0 ..
     k_proj.weight [K·D, M]  ├ rows H·D ..            one packed weight [(H + 2K)·D, M], placed part by part
     v_proj.weight [K·D, M]  ┘ rows (H + K)·D ..      as the loader streams; never whole in plain form
 
-A gated pair is fused the same way, gate rows first. Only the layer talks to its packed weight.
+A gated pair is fused the same way, gate rows first. Over ranks a weight is split in one of two ways:
+
+    by rows      each part says which of its rows this rank holds; every rank computes its own outputs
+    by columns   x holds only this rank's inputs; each rank computes a summand, and the layer adds them up
+
+Only the layer talks to its packed weight.
 """
 
 from __future__ import annotations
@@ -16,17 +21,36 @@ from functools import partial
 import torch
 
 from octavo.core.backend.ops import Epilogue
+from octavo.core.backend.quant import QuantizedTensor
 from octavo.core.backend.specs import Gate, GemmSpec, WeightSpec
 from octavo.core.layers.context import LayerContext
 from octavo.core.load.stream import WeightTarget
+from octavo.core.parallel.mesh import Range
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One checkpoint layer inside a fused weight: its name, and the rows it contributes."""
+    """One checkpoint layer inside a fused weight.
+
+    Attributes:
+        name: of the checkpoint layer.
+        rows: of its tensor in the checkpoint.
+        kept: the row ranges that this rank holds, in the order of the fused weight; None: all.
+    """
 
     name: str
     rows: int
+    kept: tuple[Range, ...] | None = None
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """The row ranges that this rank holds."""
+        return ((0, self.rows),) if self.kept is None else self.kept
+
+    @property
+    def kept_rows(self) -> int:
+        """How many rows this rank holds."""
+        return sum(stop - start for start, stop in self.ranges)
 
 
 class Linear:
@@ -35,10 +59,12 @@ class Linear:
     Args:
         context: the model's.
         parts: checkpoint layers, in the order of their rows.
-        in_features: K.
+        in_features: K of the checkpoint's tensors.
         bias: each part has a bias.
         gate: the parts are [gate; up] and out is act(gate) * up, half as wide.
         residual: a call adds a residual, which may be `out` itself.
+        columns: the inputs that this rank holds, where the product is split by columns; None: all.
+        out_dtype: of `out`; None: the activations'.
     """
 
     def __init__(
@@ -50,32 +76,55 @@ class Linear:
         bias: bool = False,
         gate: Gate | None = None,
         residual: bool = False,
+        columns: Range | None = None,
+        out_dtype: torch.dtype | None = None,
     ) -> None:
-        rows = sum(part.rows for part in parts)
-        spec = GemmSpec(
-            weight=WeightSpec(rows, in_features, context.dtype, gated=gate is not None),
+        self._columns = None if columns is None or context.shard.is_whole else columns
+        is_summand = self._columns is not None
+        # Of a sum over ranks, the first one's summand holds what is to be added once.
+        self._adds_once = not is_summand or context.shard.rank == 0
+        rows = sum(part.kept_rows for part in parts)
+        width = in_features if self._columns is None else self._columns[1] - self._columns[0]
+        plain = GemmSpec(
+            weight=WeightSpec(rows, width, context.dtype, gated=gate is not None),
             x_dtype=context.activation_dtype,
-            out_dtype=context.activation_dtype,
-            bias=bias,
-            residual=residual,
+            out_dtype=out_dtype or context.activation_dtype,
+            bias=bias and self._adds_once,
+            residual=residual and self._adds_once,
             gate=gate,
         )
+        spec, self._input_order = context.stored(plain, [part.name for part in parts])
         self.weight = context.opset.prepare_weight(spec)
-        self.bias_N = context.backend.empty(rows, dtype=torch.float32) if bias else None
+        self.bias_N = context.backend.empty(rows, dtype=torch.float32) if spec.bias else None
         self._backend = context.backend
+        self._comm = context.shard.comm if is_summand else None
         self._parts = tuple(parts)
         self._in_features = in_features
+        self._has_bias = bias
         self._gate = gate
-        self._residual = residual
-        self._fixed_epilogue = Epilogue(bias_N=self.bias_N, gate=gate) if bias or gate else None
+        self._residual = spec.residual
+        self._fixed_epilogue = Epilogue(bias_N=self.bias_N, gate=gate) if spec.bias or gate else None
         self._gemm = context.bind(Linear, self, "gemm", spec)
+        if self._input_order is not None:
+            self._ordered_TK = context.workspace.claim(f"ordered_{width}", width, dtype=context.activation_dtype)
 
-    def __call__(self, x_TK: torch.Tensor, *, out: torch.Tensor, residual: torch.Tensor | None = None) -> None:
+    def __call__(
+        self,
+        x_TK: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        adapter_T: torch.Tensor | None = None,
+    ) -> None:
         """Write the product to `out`; `residual` is given exactly when the layer was built with one."""
+        if self._input_order is not None:
+            x_TK = torch.index_select(x_TK, 1, self._input_order, out=self._ordered_TK[: len(x_TK)])
         epilogue = self._fixed_epilogue
         if self._residual:
             epilogue = Epilogue(bias_N=self.bias_N, gate=self._gate, residual=residual)
         self._gemm(x_TK, self.weight, out=out, epilogue=epilogue)
+        if self._comm is not None:
+            self._comm.all_reduce(out, out=out)
 
     def targets(self) -> dict[str, WeightTarget]:
         """The checkpoint tensors that fill the weight and the bias."""
@@ -83,12 +132,42 @@ class Linear:
         offset = 0
         for part in self._parts:
             shape = (part.rows, self._in_features)
-            targets[f"{part.name}.weight"] = WeightTarget(shape, partial(self.weight.place, row_offset=offset))
-            if self.bias_N is not None:
-                place = partial(self._place_bias, self.bias_N[offset : offset + part.rows])
-                targets[f"{part.name}.bias"] = WeightTarget((part.rows,), place)
-            offset += part.rows
+            targets[f"{part.name}.weight"] = WeightTarget(shape, partial(self._place, part, offset))
+            if self._has_bias:
+                targets[f"{part.name}.bias"] = WeightTarget((part.rows,), partial(self._place_bias, part, offset))
+            offset += part.kept_rows
         return targets
 
-    def _place_bias(self, out_N: torch.Tensor, bias_N: torch.Tensor) -> None:
-        self._backend.from_host(bias_N.to(torch.float32), out=out_N)
+    def _place(self, part: Part, offset: int, weight_NK: torch.Tensor | QuantizedTensor) -> None:
+        for start, stop in part.ranges:
+            piece = rows_of(weight_NK, start, stop)
+            if self._columns is not None:
+                piece = columns_of(piece, *self._columns)
+            if self.weight.spec.scheme is None and isinstance(piece, QuantizedTensor):
+                piece = piece.dequantize()
+            self.weight.place(piece, offset)
+            offset += stop - start
+
+    def _place_bias(self, part: Part, offset: int, bias_N: torch.Tensor) -> None:
+        if self.bias_N is None:  # another rank adds it
+            return
+        for start, stop in part.ranges:
+            piece = bias_N[start:stop].to(torch.float32)
+            self._backend.from_host(piece, out=self.bias_N[offset : offset + stop - start])
+            offset += stop - start
+
+
+def rows_of(weight_NK: torch.Tensor | QuantizedTensor, start: int, stop: int) -> torch.Tensor | QuantizedTensor:
+    """Rows start .. stop - 1 of a part; the part itself where that is all of it."""
+    if (start, stop) == (0, weight_NK.shape[0]):
+        return weight_NK
+    return weight_NK[start:stop] if isinstance(weight_NK, torch.Tensor) else weight_NK.rows(start, stop)
+
+
+def columns_of(weight_NK: torch.Tensor | QuantizedTensor, start: int, stop: int) -> torch.Tensor | QuantizedTensor:
+    """Columns start .. stop - 1 of a part; the part itself where that is all of it."""
+    if (start, stop) == (0, weight_NK.shape[1]):
+        return weight_NK
+    if isinstance(weight_NK, torch.Tensor):
+        return weight_NK[:, start:stop].contiguous()
+    return weight_NK.columns(start, stop)

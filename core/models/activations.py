@@ -1,21 +1,20 @@
-"""The activation buffers of a decoder step, and the views that its layers take turns with.
+"""The activation buffers that the layers of a decoder hand on, and the views that they take turns with.
 
     first(T)     every buffer cut to the tokens of the step
-    take(rows)   the same, cut to R of its tokens: what the last layer still has to do after its attention
+    take(rows)   the same, cut to R of its tokens: what the last layer still has to do after its mixer
 
     hidden_TM     the residual stream
-    branch_TM     what a branch (attention or feed-forward) reads, and in some families what it gives back
-    qkv_TN        one product; q, k and v are views of its columns
-    attention_TN  what attention gives, flat; attention_THD is the same by head
-    gated_TI      the feed-forward's inner activations
+    branch_TM     what a branch (mixer or feed-forward) reads, and in some orders what it gives back
+    mixed_TN      what the mixer gives, flat, before the product that ends its branch
+    adapter_T     each token's adapter; None where the engine runs without adapters
 
-Shape letters: T tokens, R rows whose logits are wanted, M hidden, H query heads, K KV heads, D head dim,
-I intermediate, N columns of a product.
+What only one module needs it claims itself. Shape letters: T tokens, R rows whose logits are wanted, M hidden,
+N columns of a product.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,54 +27,38 @@ class Activations:
 
     hidden_TM: torch.Tensor
     branch_TM: torch.Tensor
-    qkv_TN: torch.Tensor
-    q_THD: torch.Tensor
-    k_TKD: torch.Tensor
-    v_TKD: torch.Tensor
-    attention_TN: torch.Tensor
-    attention_THD: torch.Tensor
-    gated_TI: torch.Tensor
+    mixed_TN: torch.Tensor
     hidden_rows_RM: torch.Tensor
-    attention_rows_RN: torch.Tensor
+    mixed_rows_RN: torch.Tensor
+    adapter_T: torch.Tensor | None = None
 
     @classmethod
-    def claim(
-        cls,
-        context: LayerContext,
-        *,
-        hidden_size: int,
-        intermediate_size: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-    ) -> Activations:
+    def claim(cls, context: LayerContext, *, hidden_size: int, mixed_size: int) -> Activations:
         """Claim the buffers for the largest step."""
         workspace, dtype = context.workspace, context.activation_dtype
-        qkv_TN = workspace.claim("qkv", (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
-        heads = qkv_TN.unflatten(1, (-1, head_dim))
-        q_THD, k_TKD, v_TKD = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-        attention_TN = workspace.claim("attention", num_heads * head_dim, dtype=dtype)
         return cls(
             hidden_TM=workspace.claim("hidden", hidden_size, dtype=dtype),
             branch_TM=workspace.claim("branch", hidden_size, dtype=dtype),
-            qkv_TN=qkv_TN,
-            q_THD=q_THD,
-            k_TKD=k_TKD,
-            v_TKD=v_TKD,
-            attention_TN=attention_TN,
-            attention_THD=attention_TN.unflatten(1, (num_heads, head_dim)),
-            gated_TI=workspace.claim("gated", intermediate_size, dtype=dtype),
+            mixed_TN=workspace.claim("mixed", mixed_size, dtype=dtype),
             hidden_rows_RM=workspace.claim("hidden_rows", hidden_size, dtype=dtype),
-            attention_rows_RN=workspace.claim("attention_rows", num_heads * head_dim, dtype=dtype),
+            mixed_rows_RN=workspace.claim("mixed_rows", mixed_size, dtype=dtype),
         )
 
-    def first(self, num_tokens: int) -> Activations:
+    def first(self, num_tokens: int, adapter_T: torch.Tensor | None = None) -> Activations:
         """The same buffers, cut to the first `num_tokens` rows."""
-        return Activations(*(getattr(self, field.name)[:num_tokens] for field in fields(self)))
+        return Activations(
+            self.hidden_TM[:num_tokens],
+            self.branch_TM[:num_tokens],
+            self.mixed_TN[:num_tokens],
+            self.hidden_rows_RM[:num_tokens],
+            self.mixed_rows_RN[:num_tokens],
+            adapter_T,
+        )
 
     def take(self, rows_R: torch.Tensor) -> Activations:
-        """Copies of the residual stream and of attention at R tokens, and buffers of R rows for all else."""
-        cut = self.first(rows_R.shape[0])
+        """Copies of the residual stream and of the mixer's result at R tokens, and buffers of R rows for all else."""
+        adapter_R = None if self.adapter_T is None else self.adapter_T.index_select(0, rows_R)
+        cut = self.first(rows_R.shape[0], adapter_R)
         torch.index_select(self.hidden_TM, 0, rows_R, out=cut.hidden_rows_RM)
-        torch.index_select(self.attention_TN, 0, rows_R, out=cut.attention_rows_RN)
-        return replace(cut, hidden_TM=cut.hidden_rows_RM, attention_TN=cut.attention_rows_RN)
+        torch.index_select(self.mixed_TN, 0, rows_R, out=cut.mixed_rows_RN)
+        return replace(cut, hidden_TM=cut.hidden_rows_RM, mixed_TN=cut.mixed_rows_RN)

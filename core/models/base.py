@@ -12,7 +12,6 @@ The engine owns the KV pools and the step's buffers; a model owns its weights an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -20,23 +19,7 @@ import torch
 from octavo.core.backend.device import StepBuffers
 from octavo.core.backend.kv import KVCache, KVCacheSpec
 from octavo.core.load.stream import WeightTarget
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterCount:
-    """Elements of a model's parameters, each counted once (a tied output head is the embedding).
-
-    Attributes:
-        stored: elements of products and embeddings, kept in the storage dtype.
-        fp32: norms and biases, always kept in fp32.
-    """
-
-    stored: int
-    fp32: int
-
-    def nbytes(self, dtype: torch.dtype) -> int:
-        """Bytes of the weights when products are stored in `dtype`, before any packing."""
-        return self.stored * dtype.itemsize + self.fp32 * 4
+from octavo.core.parallel.shard import Shard
 
 
 class ModelConfig(Protocol):
@@ -58,11 +41,8 @@ class ModelConfig(Protocol):
     def hidden_size(self) -> int:
         """Elements of the residual stream."""
 
-    def kv_specs(self, kv_dtype: torch.dtype, block_size: int) -> tuple[KVCacheSpec, ...]:
-        """One spec per attention layer, in layer order."""
-
-    def parameter_count(self) -> ParameterCount:
-        """Elements of all parameters, for a plan of memory."""
+    def kv_specs(self, kv_dtype: torch.dtype, block_size: int, shard: Shard | None = None) -> tuple[KVCacheSpec, ...]:
+        """One spec per attention layer, in layer order, of what a rank holds (None: of all)."""
 
 
 class Model(Protocol):

@@ -100,9 +100,11 @@ class ConfigReader:
             raise self._wrong(name, value, "a finite number above 0")
         return float(value)
 
-    def optional_number(self, name: str, *, zero_is_absent: bool = False) -> float | None:
-        """A finite number above 0; None where absent or null, or 0 where that says the same."""
+    def optional_number(self, name: str, default: float | None = None, *, zero_is_absent: bool = False) -> float | None:
+        """A finite number above 0; `default` where absent; None where null, or 0 where that says the same."""
         self._seen.add(name)
+        if name not in self._values:
+            return default
         if zero_is_absent and self._values.get(name) in (0, None):
             return None
         return self.number(name) if self.has(name) else None

@@ -19,8 +19,10 @@ from octavo.core.base.errors import CheckpointError, ConfigError
 from octavo.core.layers.context import LayerContext
 from octavo.core.layers.workspace import Workspace
 from octavo.core.models.base import Model, ModelConfig
-from octavo.core.models.gemma3 import Gemma3Config, Gemma3Model
-from octavo.core.models.llama import LlamaConfig, LlamaModel
+from octavo.core.models.decoder.model import DecoderModel
+from octavo.core.models.families import gemma, llama
+from octavo.core.parallel.shard import Shard
+from octavo.core.quant.formats import PLAIN, WeightFormats
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,12 @@ class Family:
 
     model_type: str
     read: Callable[[Mapping[str, Any]], Any]
-    build: Callable[[Any, LayerContext, torch.dtype, int], Model]
+    build: Callable[[Any, LayerContext, torch.dtype, int], Model] = DecoderModel
 
 
 FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": Family("llama", LlamaConfig.read, LlamaModel),
-    "Gemma3ForCausalLM": Family("gemma3_text", Gemma3Config.read, Gemma3Model),
+    "LlamaForCausalLM": Family("llama", llama.read_llama),
+    "Gemma3ForCausalLM": Family("gemma3_text", gemma.read_gemma3),
 }
 """Architecture, as in config.json, to family. Never written to."""
 
@@ -67,6 +69,9 @@ def build_model(
     max_num_batched_tokens: int,
     max_model_len: int,
     layer_overrides: Mapping[str, type] | None = None,
+    formats: WeightFormats = PLAIN,
+    shard: Shard | None = None,
+    expert_parallel: bool = False,
 ) -> Model:
     """Build a model with its ops bound and its buffers allocated; its weights are still to be loaded.
 
@@ -79,6 +84,9 @@ def build_model(
         max_num_batched_tokens: the largest number of tokens in a step.
         max_model_len: the largest number of tokens of a request; at most the checkpoint's own limit.
         layer_overrides: classes that the backend's package builds in place of core layers; see layers/overrides.py.
+        formats: how the checkpoint stores its weights.
+        shard: this rank's place in the group that shares the model; None: it has all of it.
+        expert_parallel: ranks share out whole experts, in place of a part of each.
 
     Raises:
         CheckpointError: see `read_config`.
@@ -106,6 +114,9 @@ def build_model(
         workspace=Workspace(backend, max_num_batched_tokens),
         max_model_len=max_model_len,
         overrides=layer_overrides or {},
+        formats=formats,
+        shard=shard or Shard.single(),
+        expert_parallel=expert_parallel,
     )
     return family.build(facts, context, kv_dtype, block_size)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from octavo.core.backend import AttentionMetadata, KVCache, KVCacheSpec, StepBuffers
-from octavo.core.models.base import ModelConfig, ParameterCount
+from octavo.core.models.base import ModelConfig
 
 NULL_ARCHITECTURE = "NullForCausalLM"
 PEAK = 10.0
@@ -55,11 +55,8 @@ class NullConfig:
     def num_layers(self) -> int:
         return len(self.windows)
 
-    def kv_specs(self, kv_dtype: torch.dtype, block_size: int) -> tuple[KVCacheSpec, ...]:
+    def kv_specs(self, kv_dtype: torch.dtype, block_size: int, shard: object = None) -> tuple[KVCacheSpec, ...]:
         return tuple(KVCacheSpec(1, 4, 4, kv_dtype, block_size, window) for window in self.windows)
-
-    def parameter_count(self) -> ParameterCount:
-        return ParameterCount(stored=0, fp32=0)
 
 
 class NullModel:

@@ -10,8 +10,7 @@ import torch
 from octavo.core.backend.opset import OpSet
 from octavo.core.base.errors import CheckpointError, ConfigError
 from octavo.core.layers.rope_scaling import LinearScaling, Llama3Scaling
-from octavo.core.models.gemma3 import Gemma3Config
-from octavo.core.models.llama import LlamaConfig
+from octavo.core.models.decoder.config import DecoderConfig
 from octavo.core.models.registry import build_model, read_config
 from tests.models.step_runner import ReferenceBackend
 
@@ -89,15 +88,15 @@ def changed(family: str, **changes: Any) -> dict[str, Any]:
 
 def test_published_configs_are_read():
     llama = read_config(LLAMA)
-    assert isinstance(llama, LlamaConfig)
+    assert isinstance(llama, DecoderConfig)
     assert (llama.vocab_size, llama.max_position, llama.num_layers, llama.head_dim) == (128256, 131072, 16, 64)
-    assert llama.rope.theta == 500000.0
-    assert llama.rope.scaling == Llama3Scaling(32.0, 1.0, 4.0, 8192)
+    assert llama.ropes[0].theta == 500000.0
+    assert llama.ropes[0].scaling == Llama3Scaling(32.0, 1.0, 4.0, 8192)
     gemma = read_config(GEMMA)
-    assert isinstance(gemma, Gemma3Config)
-    assert gemma.tie_word_embeddings
+    assert isinstance(gemma, DecoderConfig)
+    assert gemma.tied
     assert [layer for layer in range(26) if gemma.window(layer) is None] == [5, 11, 17, 23]
-    assert (gemma.layer_rope(0).theta, gemma.layer_rope(5).theta) == (10000.0, 1000000.0)
+    assert (gemma.ropes[0].theta, gemma.ropes[5].theta) == (10000.0, 1000000.0)
     specs = gemma.kv_specs(torch.float32, 16)
     assert [spec.window for spec in specs[:6]] == [512] * 5 + [None]
 
@@ -192,9 +191,9 @@ def test_inert_and_unused_fields_change_nothing(family, name, value):
 def test_optional_fields_fall_back_as_in_hugging_face():
     minimal = {name: LLAMA[name] for name in ("architectures", *REQUIRED)}
     config = read_config(minimal)
-    assert isinstance(config, LlamaConfig)
-    assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps, config.gate) == (32, 64, 1e-6, "silu")
-    assert (config.rope.theta, config.rope.scaling, config.tie_word_embeddings) == (10_000.0, None, False)
+    assert isinstance(config, DecoderConfig)
+    assert (config.num_kv_heads, config.head_dim, config.norm_eps, config.gate) == (32, 64, 1e-6, "silu")
+    assert (config.ropes[0].theta, config.ropes[0].scaling, config.tied) == (10_000.0, None, False)
     with pytest.raises(CheckpointError, match="num_attention_heads"):
         read_config(minimal | {"hidden_size": 2050, "num_attention_heads": 4})
 
@@ -232,8 +231,8 @@ def test_old_and_new_form_of_gemma_configs_mean_the_same():
         del new[name]
     config = read_config(old)
     assert config == read_config(new)
-    assert isinstance(config, Gemma3Config)
-    assert (config.layer_rope(5).scaling, config.layer_rope(0).scaling) == (LinearScaling(8.0), None)
+    assert isinstance(config, DecoderConfig)
+    assert (config.ropes[5].scaling, config.ropes[0].scaling) == (LinearScaling(8.0), None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,226 @@
+"""The experts of one layer: their weights, wherever the checkpoint keeps them, and their two grouped products.
+
+    each      experts.7.gate_proj.weight [I, M], up, down                 three tensors of each expert
+    stacked   experts.gate_up_proj [E, M, 2I], experts.down_proj [E, I, M]        all experts in one, transposed;
+              gate and up in halves of the last axis, or in turn
+
+    sorted rows [N, M] ─ grouped [gate; up] (+ bias) ─ act ─ grouped down (+ bias) ─► [N, M]
+
+Over ranks either every expert's inner width is split or whole experts are shared out; results are summands both ways.
+
+Shape letters: M hidden, E experts, I inner width, N rows of work.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from octavo.core.backend.ops import PackedWeight
+from octavo.core.backend.quant import QuantizedTensor
+from octavo.core.backend.specs import GemmSpec, GroupedGemmSpec, RowSpec, WeightSpec
+from octavo.core.layers.context import LayerContext
+from octavo.core.layers.linear import columns_of, rows_of
+from octavo.core.load.stream import WeightTarget
+from octavo.core.models.decoder.config import MoeConfig
+
+
+class Experts:
+    """E experts of one shape.
+
+    Args:
+        context: the model's.
+        config: the layer's mixture.
+        prefix: of the layer's names.
+        hidden_size: M.
+    """
+
+    def __init__(self, context: LayerContext, config: MoeConfig, prefix: str, hidden_size: int) -> None:
+        self._context, self._config = context, config
+        self._hidden_size = hidden_size
+        self._name = f"{prefix}.{config.experts}"
+        inner = config.intermediate_size
+        if context.expert_parallel:
+            self.kept, self._inner = context.shard.split(config.num_experts, "num_experts"), (0, inner)
+        else:
+            self.kept, self._inner = (0, config.num_experts), context.shard.split(inner, "moe_intermediate_size")
+        self.adds_once = context.shard.rank == 0
+        width = self._inner[1] - self._inner[0]
+        # A bias stands between product and gate, so that they can't be one.
+        self._fused = not config.bias
+        self._up, self._up_weights = self._product(2 * width, hidden_size, gated=self._fused, parts=("gate", "up"))
+        self._down, self._down_weights = self._product(hidden_size, width, gated=False, parts=("down",))
+        rows, dtype = config.top_k, context.activation_dtype
+        self._inner_NI = context.workspace.claim(f"experts_{width}", rows * width, dtype=dtype).view(-1, width)
+        if config.bias:
+            local = self.kept[1] - self.kept[0]
+            self._up_bias_EN = context.backend.empty(local, 2 * width, dtype=dtype)
+            self._down_bias_EM = context.backend.empty(local, hidden_size, dtype=dtype)
+            both = context.workspace.claim(f"expert_pairs_{width}", rows * 2 * width, dtype=dtype)
+            self._pair_NI = both.view(-1, 2 * width)
+            self._act_mul = context.bind(Experts, self, "act_mul", RowSpec(2 * width, dtype, config.gate_function))
+
+    def __call__(self, x_NM: torch.Tensor, segment_start: torch.Tensor, *, out: torch.Tensor) -> None:
+        """out [N, M] = each row through the expert of its segment. Rows behind the last segment are undefined."""
+        inner_NI = self._inner_NI[: len(x_NM)]
+        if self._fused:
+            self._up(x_NM, self._up_weights, segment_start, out=inner_NI, gate=self._config.gate_function)
+            self._down(inner_NI, self._down_weights, segment_start, out=out)
+            return
+        pair_NI = self._pair_NI[: len(x_NM)]
+        rows_N = torch.arange(len(x_NM), device=segment_start.device, dtype=segment_start.dtype)
+        expert_N = torch.searchsorted(segment_start[1:], rows_N, right=True).clamp_(max=len(self._up_weights) - 1)
+        self._up(x_NM, self._up_weights, segment_start, out=pair_NI)
+        pair_NI.add_(self._up_bias_EN[expert_N])
+        self._act_mul(pair_NI, out=inner_NI, gate=self._config.gate_function)
+        self._down(inner_NI, self._down_weights, segment_start, out=out)
+        if self.adds_once or self._context.expert_parallel:
+            out.add_(self._down_bias_EM[expert_N])
+
+    def targets(self) -> dict[str, WeightTarget]:
+        """The checkpoint tensors that fill the experts."""
+        if self._config.stacked is None or self._is_split_by_reader:
+            return self._targets_each()
+        return self._targets_stacked()
+
+    def _product(self, rows: int, columns: int, *, gated: bool, parts: tuple[str, ...]):  # type: ignore[no-untyped-def]
+        """The grouped product of E weights [rows, columns], and the weights."""
+        context = self._context
+        plain = GemmSpec(
+            weight=WeightSpec(rows, columns, context.dtype, gated=gated),
+            x_dtype=context.activation_dtype,
+            out_dtype=context.activation_dtype,
+            gate=self._config.gate_function if gated else None,
+        )
+        experts = range(*self.kept)
+        stored = [context.stored(plain, self._names(expert, parts)) for expert in experts]
+        specs = {spec.weight for spec, _ in stored}
+        if len(specs) > 1 or any(order is not None for _, order in stored):
+            specs = {plain.weight}  # experts that are stored unlike are dequantised as they are read
+        spec = GroupedGemmSpec(
+            weight=specs.pop(),
+            num_experts=len(experts),
+            x_dtype=plain.x_dtype,
+            out_dtype=plain.out_dtype,
+            gate=plain.gate,
+        )
+        weights = [context.opset.prepare_weight(spec) for _ in experts]
+        return context.bind(Experts, self, "grouped_gemm", spec), weights
+
+    def _names(self, expert: int, parts: tuple[str, ...]) -> list[str]:
+        config = self._config
+        if config.stacked is not None:
+            return [f"{self._name}.{expert}.{'gate_up_proj' if 'gate' in parts else 'down_proj'}"]
+        own = {"gate": config.gate, "up": config.up, "down": config.down}
+        return [f"{self._name}.{expert}.{own[part]}" for part in parts]
+
+    @property
+    def _is_split_by_reader(self) -> bool:
+        """Whether a quantised checkpoint's reader gives stacked experts one by one."""
+        return self._context.formats.linear(self._names(0, ("down",))).scheme is not None
+
+    # -- tensors of each expert -------------------------------------------------------------------------------
+
+    def _targets_each(self) -> dict[str, WeightTarget]:
+        inner, hidden = self._config.intermediate_size, self._hidden_size
+        targets: dict[str, WeightTarget] = {}
+        for expert in range(self._config.num_experts):
+            down = self._names(expert, ("down",))[0]
+            if self._config.stacked is not None:
+                pair = self._names(expert, ("gate",))[0]
+                targets[f"{pair}.weight"] = WeightTarget((2 * inner, hidden), partial(self._place_pair, expert))
+            else:
+                gate, up = self._names(expert, ("gate", "up"))
+                targets[f"{gate}.weight"] = WeightTarget((inner, hidden), partial(self._place_up, expert, 0))
+                targets[f"{up}.weight"] = WeightTarget((inner, hidden), partial(self._place_up, expert, 1))
+            targets[f"{down}.weight"] = WeightTarget((hidden, inner), partial(self._place_down, expert))
+        return targets | self._bias_targets()
+
+    def _place_up(self, expert: int, half: int, weight_IM: torch.Tensor | QuantizedTensor) -> None:
+        """Gate (half 0) or up (half 1) of one expert."""
+        if (weight := self._local(self._up_weights, expert)) is not None:
+            rows = rows_of(weight_IM, *self._inner)
+            _place(weight, rows, half * (self._inner[1] - self._inner[0]))
+
+    def _place_pair(self, expert: int, pair_NM: torch.Tensor | QuantizedTensor) -> None:
+        """Gate and up of one expert, in halves or in turn."""
+        for half, rows in enumerate(self._halves(pair_NM)):
+            self._place_up(expert, half, rows)
+
+    def _place_down(self, expert: int, weight_MI: torch.Tensor | QuantizedTensor) -> None:
+        if (weight := self._local(self._down_weights, expert)) is not None:
+            _place(weight, columns_of(weight_MI, *self._inner), 0)
+
+    def _local(self, weights: list[PackedWeight], expert: int) -> PackedWeight | None:
+        first, end = self.kept
+        return weights[expert - first] if first <= expert < end else None
+
+    def _halves(self, pair_NM: torch.Tensor | QuantizedTensor) -> tuple[torch.Tensor | QuantizedTensor, ...]:
+        inner = self._config.intermediate_size
+        if self._config.stacked == "halves":
+            return rows_of(pair_NM, 0, inner), rows_of(pair_NM, inner, 2 * inner)
+        if isinstance(pair_NM, torch.Tensor):
+            return pair_NM[0::2], pair_NM[1::2]
+        return every_second(pair_NM, 0), every_second(pair_NM, 1)
+
+    # -- tensors of all experts -------------------------------------------------------------------------------
+
+    def _targets_stacked(self) -> dict[str, WeightTarget]:
+        experts, inner, hidden = self._config.num_experts, self._config.intermediate_size, self._hidden_size
+
+        def place_pairs(pairs_EMN: torch.Tensor) -> None:
+            for expert in range(*self.kept):
+                self._place_pair(expert, pairs_EMN[expert].T)
+
+        def place_downs(downs_EIM: torch.Tensor) -> None:
+            for expert in range(*self.kept):
+                self._place_down(expert, downs_EIM[expert].T)
+
+        return {
+            f"{self._name}.gate_up_proj": WeightTarget((experts, hidden, 2 * inner), place_pairs),
+            f"{self._name}.down_proj": WeightTarget((experts, inner, hidden), place_downs),
+        } | self._bias_targets()
+
+    def _bias_targets(self) -> dict[str, WeightTarget]:
+        if not self._config.bias:
+            return {}
+        backend, config = self._context.backend, self._config
+
+        def place_pairs(bias_EN: torch.Tensor) -> None:
+            kept_EN = bias_EN[slice(*self.kept)].to(self._up_bias_EN.dtype)
+            inner = config.intermediate_size
+            gate, up = (
+                (kept_EN[:, :inner], kept_EN[:, inner:])
+                if config.stacked == "halves"
+                else (kept_EN[:, 0::2], kept_EN[:, 1::2])
+            )
+            inner_range = slice(*self._inner)
+            backend.from_host(torch.cat((gate[:, inner_range], up[:, inner_range]), 1), out=self._up_bias_EN)
+
+        def place_downs(bias_EM: torch.Tensor) -> None:
+            backend.from_host(bias_EM[slice(*self.kept)].to(self._down_bias_EM.dtype), out=self._down_bias_EM)
+
+        return {
+            f"{self._name}.gate_up_proj_bias": WeightTarget(
+                (config.num_experts, 2 * config.intermediate_size), place_pairs
+            ),
+            f"{self._name}.down_proj_bias": WeightTarget((config.num_experts, self._hidden_size), place_downs),
+        }
+
+
+def every_second(weight_NK: QuantizedTensor, first: int) -> QuantizedTensor:
+    """Rows first, first + 2, … of a weight whose scales belong to single rows."""
+    zeros = weight_NK.zero_points
+    return QuantizedTensor(
+        weight_NK.scheme,
+        weight_NK.codes_NK[first::2],
+        weight_NK.scales[first::2],
+        None if zeros is None else zeros[first::2],
+    )
+
+
+def _place(weight: PackedWeight, part_NK: torch.Tensor | QuantizedTensor, row_offset: int) -> None:
+    if weight.spec.scheme is None and isinstance(part_NK, QuantizedTensor):
+        part_NK = part_NK.dequantize()
+    weight.place(part_NK, row_offset)
