@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from octavo.core.base.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
+else:
+    Tensor = Any  # what reads the types at run time, as messages between processes do, must find one without torch
 
 MAX_N = 128
 MAX_LOGPROBS = 1024
@@ -27,7 +29,7 @@ _REAL_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presenc
 MAX_COUNT = 2**31 - 1
 """Of tokens, where nothing else bounds them: far beyond any context, and a number that every wire format carries."""
 
-LogitsProcessor = Callable[[Sequence[int], Sequence[int], "torch.Tensor"], "torch.Tensor"]
+LogitsProcessor = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
 """(prompt_token_ids, output_token_ids, logits_V fp32) -> logits_V; runs before penalties and temperature."""
 
 

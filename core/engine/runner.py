@@ -14,7 +14,7 @@ The ModelRunner owns the step buffers and the InputBatch. It knows no device: wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 

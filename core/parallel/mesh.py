@@ -11,9 +11,25 @@ Ranges are half open, (start, stop). The engine, layers and `octavo plan` all as
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from octavo.core.base.errors import ConfigError
 
 Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process stands in the group that shares a model.
+
+    Attributes:
+        rank, size: of `size` ranks, the one numbered `rank`; the default is a model that is whole.
+        address: where the group meets, "host:port"; a group of one needs none.
+    """
+
+    rank: int = 0
+    size: int = 1
+    address: str = ""
 
 
 def even_range(total: int, rank: int, size: int, name: str) -> Range:
