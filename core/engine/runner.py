@@ -145,6 +145,11 @@ class ModelRunner:
             self._batch.append_tokens(request_id, sampled.token_ids)
         return result
 
+    def append_drawn(self, drawn: Mapping[str, Sequence[int]]) -> None:
+        """Take in the tokens that another rank drew in the last step; a stage of this rank drew none."""
+        for request_id, token_ids in drawn.items():
+            self._batch.append_tokens(request_id, token_ids)
+
     def _program_for(self, buffers: StepBuffers) -> Program:
         """The program of any shape, or the one of these buffers' shape, compiled when it first comes up."""
         if self._shapes.are_dynamic:
