@@ -1,10 +1,4 @@
-"""Low-rank adapters on a GPU: the launches of kernels/lora.py, and the table that they find adapters by.
-
-The contract hands over lists of tensors, a kernel needs addresses in device memory. A table of them is made when a
-list is seen first and kept: the same adapters, the same table, whatever step it is, so that a step neither allocates
-nor copies, and a recorded step finds its table where it was. An entry is told by all that stands in the table, so one
-can be of no use but never wrong.
-"""
+"""Low-rank adapters on a GPU: the launches of kernels/lora.py."""
 
 from __future__ import annotations
 
@@ -23,30 +17,12 @@ MAX_RANK = 256
 MIN_RANK = 16
 """The least depth of a product on matrix units."""
 
-Line = tuple[int, int, int, int, int]
-"""An adapter in the table: the addresses of A and B, rank, strides of their rows."""
-
-
-class AdapterTables:
-    """Lines of adapters in device memory, each list of them once. It only grows: a recorded step may hold any."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._tables: dict[tuple[Line, ...], torch.Tensor] = {}
-
-    def of(self, lines: tuple[Line, ...]) -> torch.Tensor:
-        """[adapters, 5] int64; made when these lines are asked for first."""
-        if lines not in self._tables:
-            self._tables[lines] = torch.tensor(lines, dtype=torch.int64).to(self._device)
-        return self._tables[lines]
-
 
 class LoraOps:
     """`lora_gemm` of one device. A row's bits depend on that row and its adapter alone."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._tables = AdapterTables(gpu.device)
         self._workspace = Workspace(gpu.device)
 
     def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
@@ -73,45 +49,45 @@ class LoraOps:
 
         Numerics: a[i] @ x[t] stays in fp32; its sum over K is cut into parts that are added in order.
 
-        Raises UnsupportedOp for ranks and dtypes that supports() refuses, and for adapters of another dtype than x's.
+        Raises UnsupportedOp for ranks and dtypes that supports() refuses, and for adapters of another dtype than x's;
+        ValueError for shapes that don't fit.
         """
-        a, b, scales = a_LRK.unbind(0), b_LNR.unbind(0), scales_L
-        if not a or not x_TK.shape[0]:
-            return
-        max_rank = a_LRK.shape[1]
+        (tokens, depth), width = x_TK.shape, out.shape[1]
+        slots, max_rank, _ = a_LRK.shape
+        if a_LRK.shape[2] != depth or b_LNR.shape != (slots, width, max_rank) or scales_L.shape != (slots,):
+            raise ValueError(
+                f"lora_gemm of x {list(x_TK.shape)} with a {list(a_LRK.shape)}, b {list(b_LNR.shape)}, scales "
+                f"{list(scales_L.shape)} into {list(out.shape)}: shapes don't fit"
+            )
         if x_TK.dtype not in FLOATS or max_rank > MAX_RANK:
             raise UnsupportedOp(
                 f"lora_gemm takes fp32, bf16 or fp16 up to rank {MAX_RANK}, not {x_TK.dtype}, {max_rank}"
             )
-        if any(part.dtype != x_TK.dtype for part in (*a, *b, out)):
+        if any(x.dtype != x_TK.dtype for x in (a_LRK, b_LNR, out)):
             raise UnsupportedOp(f"lora_gemm of {x_TK.dtype} takes adapters and out of the same dtype")
-        (tokens, depth), width = x_TK.shape, out.shape[1]
-        lines = tuple(_line(*pair) for pair in zip(a, b, strict=True))
+        if not (tokens and slots and max_rank):
+            return
         rank = max(power_of_two(max_rank), MIN_RANK)
         shrink = self._gpu.tuning.pick("lora_shrink", dtype=_name(x_TK.dtype), rank=rank)
         expand = self._gpu.tuning.pick("lora_expand", dtype=_name(x_TK.dtype), rank=rank)
         parts = shrink.tile["PARTS"]
-        table = self._tables.of(lines)
         (h,) = self._workspace.take(((parts, tokens, rank), torch.float32))
-        aligned = all(_is_aligned(line) for line in lines)
         self._gpu.launch(
-            kernels.lora_shrink, (-(-tokens // shrink.tile["ROWS"]), len(a), parts), x_TK, adapter_T, table, h, tokens,
-            depth, x_TK.stride(0), h.stride(0), ALIGNED=aligned, RANK=rank, **shrink.constants,
+            kernels.lora_shrink, (-(-tokens // shrink.tile["ROWS"]), slots, parts), x_TK, adapter_T, a_LRK, h, tokens,
+            depth, max_rank, x_TK.stride(0), *a_LRK.stride()[:2], h.stride(0), ALIGNED=_is_aligned(a_LRK), RANK=rank,
+            **shrink.constants,
         )  # fmt: skip
-        grid = (-(-tokens // expand.tile["ROWS"]), -(-width // expand.tile["COLS"]), len(a))
+        grid = (-(-tokens // expand.tile["ROWS"]), -(-width // expand.tile["COLS"]), slots)
         self._gpu.launch(
-            kernels.lora_expand, grid, h, adapter_T, table, scales, out, tokens, width, out.stride(0), h.stride(0),
-            ALIGNED=aligned, RANK=rank, PARTS=parts, **expand.constants,
+            kernels.lora_expand, grid, h, adapter_T, b_LNR, scales_L, out, tokens, width, max_rank,
+            *b_LNR.stride()[:2], out.stride(0), h.stride(0), ALIGNED=_is_aligned(b_LNR) and max_rank % 8 == 0,
+            RANK=rank, PARTS=parts, **expand.constants,
         )  # fmt: skip
 
 
-def _line(a_RK: torch.Tensor, b_NR: torch.Tensor) -> Line:
-    return a_RK.data_ptr(), b_NR.data_ptr(), a_RK.shape[0], a_RK.stride(0), b_NR.stride(0)
-
-
-def _is_aligned(line: Line) -> bool:
-    """Whether its matrices may be read 16 bytes at a time."""
-    return line[0] % 16 == line[1] % 16 == 0 and all(number % 8 == 0 for number in line[2:])
+def _is_aligned(slots: torch.Tensor) -> bool:
+    """Whether its rows may be read 16 bytes at a time, if the first one may; that one Triton looks at itself."""
+    return all(stride % 8 == 0 for stride in slots.stride()[:2])
 
 
 def _name(dtype: torch.dtype) -> str:

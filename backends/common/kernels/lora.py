@@ -3,12 +3,14 @@
     shrink   program = (ROWS rows of x, adapter, part of K)      h[part, t] = A x[t] over its part of K     fp32
     expand   program = (ROWS rows, COLS columns, adapter)        out[t] += scale · B Σ h[part, t]        parts in order
 
-    adapters table, int64, one line for each, in device memory:
-        | address of A | address of B | rank | stride of A's rows | stride of B's rows |
+    a [slots, rank, K], b [slots, N, rank]: adapter i is what stands in slot i, padded with zeros to the slots' rank
 
 A program whose rows have another adapter, or none, reads their numbers and ends. So a row is written by one program,
 the one of its adapter, and rows without one by none: no atomics, and no row's bits depend on another row. Where K is
 cut, and how many rows a program has, depends on neither the batch nor the ranks.
+
+Slots are found by their distance, never by addresses of their own: a recorded step reads what stands in them when it
+is run.
 
 h stays in fp32. bf16 matrix units take it as three bf16 numbers that add up to it, so that the product keeps its 24
 bits at three products' cost; rank is small.
@@ -18,8 +20,6 @@ import triton
 import triton.language as tl
 
 from octavo.backends.common.kernels.numeric import cast, dot
-
-_LINE = tl.constexpr(5)
 
 
 @triton.jit
@@ -31,31 +31,27 @@ def _own_rows(adapters, first, num_rows, adapter, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _matrix(table, adapter, which: tl.constexpr, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    """An adapter's A (0) or B (1): its address, the stride of its rows, and the adapter's rank.
+def _slot(slots, adapter, stride_slot, stride, ALIGNED: tl.constexpr):
+    """Where an adapter's matrix begins, and the stride of its rows.
 
-    ALIGNED: the address is a multiple of 16 bytes, both numbers are of 8, so that loads may be as wide.
+    ALIGNED: slots and rows begin at multiples of 8 elements, so that loads may be 16 bytes wide.
     """
-    line = table + adapter * _LINE
-    address = tl.load(line + which).to(tl.pointer_type(dtype))
-    rank = tl.load(line + 2)
-    stride = tl.load(line + 3 + which)
     if ALIGNED:
-        return tl.multiple_of(address, 16), tl.multiple_of(stride, 8), tl.multiple_of(rank, 8)
+        return slots + tl.multiple_of(adapter.to(tl.int64) * stride_slot, 8), tl.multiple_of(stride, 8)
     else:
-        return address, stride, rank
+        return slots + adapter.to(tl.int64) * stride_slot, stride
 
 
 @triton.jit
 def lora_shrink(
-    x, adapters, table, h, num_rows, width, x_stride, h_stride_part,
+    x, adapters, a_slots, h, num_rows, width, rank, x_stride, a_stride_slot, a_stride_rank, h_stride_part,
     ALIGNED: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """h [PARTS, T, RANK] = A x over each part of K, for the rows of one adapter."""
     adapter, part = tl.program_id(1), tl.program_id(2)
     rows, is_own = _own_rows(adapters, tl.program_id(0) * ROWS, num_rows, adapter, ROWS)
     if tl.max(is_own.to(tl.int32), axis=0) > 0:
-        a, a_stride, rank = _matrix(table, adapter, 0, x.dtype.element_ty, ALIGNED)
+        a, a_stride = _slot(a_slots, adapter, a_stride_slot, a_stride_rank, ALIGNED)
         ranks = tl.arange(0, RANK)
         lanes = tl.arange(0, DEPTH)
         x_rows = x + rows.to(tl.int64)[:, None] * x_stride
@@ -88,15 +84,17 @@ def _times_factor(h_tile, b_tile):
 
 @triton.jit
 def lora_expand(
-    h, adapters, table, scales, out, num_rows, width, out_stride, h_stride_part,
+    h, adapters, b_slots, scales, out, num_rows, width, rank, b_stride_slot, b_stride_col, out_stride, h_stride_part,
     ALIGNED: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """out += scale · B h for the rows of one adapter; out is [T, width]."""
     adapter = tl.program_id(2)
     rows, is_own = _own_rows(adapters, tl.program_id(0) * ROWS, num_rows, adapter, ROWS)
     if tl.max(is_own.to(tl.int32), axis=0) > 0:
-        b, b_stride, rank = _matrix(table, adapter, 1, out.dtype.element_ty, ALIGNED)
+        b, b_stride = _slot(b_slots, adapter, b_stride_slot, b_stride_col, ALIGNED)
         ranks = tl.arange(0, RANK)
+        if ALIGNED:
+            rank = tl.multiple_of(rank, 8)
         h_at = h + rows.to(tl.int64)[:, None] * RANK + ranks[None, :]
         h_tile = tl.zeros((ROWS, RANK), tl.float32)
         for part in range(PARTS):
