@@ -17,8 +17,9 @@ import torch
 
 from octavo.conformance.draw import Draw
 from octavo.conformance.facts import Facts, dtype_name
+from octavo.conformance.lanes.accumulation import SCALED
 from octavo.conformance.trial import Trial
-from octavo.core.backend import OP_NAMES, OpSpec
+from octavo.core.backend import OP_NAMES, OpSpec, QuantFormat, WeightSpec
 
 Requirement = Callable[[Facts], str | None]
 """Why a case says nothing about a backend that declares these facts; None when it does."""
@@ -28,6 +29,8 @@ LEVEL_NAMES = ("model", "engine")
 
 COMMUNICATOR = "communicator"
 """What stands for the op in cases of collectives: the backend's communicator, which nothing can stand in for."""
+
+FLOAT8 = frozenset({QuantFormat.FP8_E4M3FN, QuantFormat.FP8_E4M3FNUZ})
 
 LANES = ("exact", "probe", "statistical", "distribution")
 _NAME = re.compile(r"[a-z0-9_.]+/[A-Za-z0-9_.+-]+")
@@ -81,6 +84,14 @@ class Case:
     @property
     def family(self) -> str:
         return self.name.partition("/")[0]
+
+    @property
+    def summed_as(self) -> str:
+        """The op as `Capabilities.accumulation` may name it: apart where 8-bit floats meet 8-bit floats."""
+        weight = getattr(self.spec, "weight", None)
+        scheme = weight.scheme if isinstance(weight, WeightSpec) else None
+        is_scaled = scheme is not None and {scheme.format, scheme.activation} <= FLOAT8
+        return self.op + SCALED if is_scaled else self.op
 
     @property
     def needs_device_alone(self) -> bool:

@@ -35,6 +35,7 @@ class Draw:
     """
 
     def __init__(self, run_seed: int, name: str, op: str, facts: Facts, *, rank: int = 0) -> None:
+        """op: as `Case.summed_as` has it."""
         self.generator = torch.Generator().manual_seed(case_seed(run_seed, name))
         self.facts = facts
         self.rank = rank

@@ -74,5 +74,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def accumulation_of(self, op: str) -> str:
-        """The accumulation class that `op` declares; fp32 when nothing is said."""
-        return self.accumulation.get(op, self.accumulation.get("default", "fp32"))
+        """The accumulation class of an op or of "op/float8", where nothing is said the plain op's; else fp32."""
+        names = (op, op.partition("/")[0], "default")
+        return next((self.accumulation[name] for name in names if name in self.accumulation), "fp32")

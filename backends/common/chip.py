@@ -23,6 +23,9 @@ class Chip:
         unit_bytes_per_s: that one unit can draw from the second-level cache.
         flops: per second, a multiply-add counted twice, dense, by operand ("bfloat16", "float8", "int8", "float32").
         fp8: flavour of its 8-bit floats.
+        cache_bytes: of the last cache before the memory, all units' together. Weights smaller than this are read faster
+            when they are read again and again than in a model.
+        fp8_accumulation: class in which the backend's kernels add up products of 8-bit floats, as the suite names it.
     """
 
     name: str
@@ -37,3 +40,5 @@ class Chip:
     unit_bytes_per_s: float
     flops: Mapping[str, float]
     fp8: str
+    cache_bytes: int
+    fp8_accumulation: str = "fp32"

@@ -213,6 +213,12 @@ def _capabilities(runtime: Runtime, chip: Chip, *, records: bool, deterministic:
         world_sizes=tuple(size for size in WORLD_SIZES if size <= count),
         versions=runtime.versions(),
         is_emulated=runtime.is_emulated,
+        accumulation=_accumulation("fp32" if runtime.is_emulated else chip.fp8_accumulation),
         # The interpreter's device is the host, whose memory is for everybody.
         kv_memory_fraction=Capabilities.kv_memory_fraction if runtime.is_emulated else KV_MEMORY_FRACTION,
     )
+
+
+def _accumulation(float8: str) -> dict[str, str]:
+    """The interpreter adds up in fp32, whatever the chip does."""
+    return {"default": "fp32", **dict.fromkeys(("gemm/float8", "grouped_gemm/float8"), float8)}

@@ -1,6 +1,6 @@
 """The AMD chips that this backend knows. Figures: AMD's data sheets, without sparsity.
 
-A unit draws 64 bytes a cycle from its die's second-level cache.
+A unit draws 64 bytes a cycle from its die's second-level cache; behind those lies one cache for all (Infinity Cache).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ MI300X = Chip(
         {"bfloat16": 1307e12, "float16": 1307e12, "float8": 2615e12, "int8": 2615e12, "float32": 163e12}
     ),
     fp8="e4m3fnuz",
+    cache_bytes=256 * 2**20,
 )
 MI355X = replace(
     MI300X,

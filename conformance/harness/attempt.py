@@ -56,7 +56,7 @@ def execute(
     seen: list[dict[str, torch.Tensor]] = []
     try:
         facts = Facts.of(backend.capabilities)
-        trial = case.build(Draw(seed, case.name, case.op, facts, rank=rank))
+        trial = case.build(Draw(seed, case.name, case.summed_as, facts, rank=rank))
         with _group(case, backend, rank, address) as group:
             make = partial(Bench, trial, backend, strict=strict, options=options, group=group)
             outputs, weights = _attempt(case, trial, make, Poison.NAN, outcome)

@@ -84,7 +84,7 @@ def _check(case: Case, facts: Facts, outcomes: Sequence[Outcome], seed: int) -> 
     findings: list[Finding] = []
     problems: list[str] = []
     for rank, outcome in enumerate(outcomes):
-        trial = case.build(Draw(seed, case.name, case.op, facts, rank=rank))
+        trial = case.build(Draw(seed, case.name, case.summed_as, facts, rank=rank))
         for attempt in outcome.attempts:
             found = trial.check({name: x.tensor() for name, x in attempt.items()})
             findings += found if case.world == 1 else of_rank(rank, found)

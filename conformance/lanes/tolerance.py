@@ -123,7 +123,12 @@ def product_bound(
 
     Rounding the output: 2u_o|c|. Adding K products in an accumulator of unit u: each partial sum is of the size of
     √Σ(ab)² + |c| (a random walk that ends at c) and is rounded K times: √K·u·(√Σ(ab)² + |c|), four times over for
-    the element. A truncating accumulator errs one way: K instead of √K. Operands rounded on the way in (tf32) add
+    the element. A truncating accumulator errs one way: K instead of √K. One that is emptied into fp32 every R columns
+    drops bits of the R columns' sum only, and of runs that point either way: √R in place of √K, and fp32's own error.
+    Where all terms are alike the loss is one-sided within a run after all: on a tensor core that aligns 32 products to
+    the largest addend, each of them loses up to u times the power of two below the sum so far. For R = 128 that is
+    32 · (32 + 64 + 64) u of the first product's size, or 40 u of the run's, and 4 u for its four sums: 4 √R u = 45 u,
+    which the element has. Operands rounded on the way in (tf32) add
     √2·u_in·√Σ(ab)². `slope` is by how much the epilogue stretches an error of the product (a gate).
 
     `operand_unit`: an operand that the op computes itself (a normalised x, a dequantised weight) may be rounded with
@@ -135,8 +140,7 @@ def product_bound(
     """
     u_o, spread = UNIT[dtype], squares.sqrt()
     added = spread if term_squares is None else term_squares.sqrt()
-    steps = float(inner) if accumulation.truncating else math.sqrt(inner)
-    summing = accumulation.unit * steps * (added + c.abs())
+    summing = accumulation.error(inner) * (added + c.abs())
     if x_dtype == torch.float32 and accumulation.operand_unit:
         summing = summing + math.sqrt(2) * accumulation.operand_unit * added
     summing = (summing + math.sqrt(2) * operand_unit * spread + relative * c.abs()) * slope

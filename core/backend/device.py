@@ -29,7 +29,8 @@ class Capabilities:
         dynamic_shapes: True when a step may have any shape; else the runner pads to `token_buckets`.
         token_buckets: allowed numbers of tokens per step, ascending; empty when shapes are dynamic.
         default_max_num_batched_tokens: a step's token budget when the user gives none.
-        accumulation: op -> accumulation class ("fp32", "tf32", …), for the conformance bounds.
+        accumulation: op -> accumulation class ("fp32", "tf32", …), for the conformance bounds; "gemm/float8" is gemm
+            where both operands are 8-bit floats, and so for grouped_gemm.
         deterministic: the same call gives the same bits.
         batch_invariant: a row's bits do not depend on the other rows of its batch.
         world_sizes: sizes of the groups that `communicator` can form on this machine's devices, ascending from 1.

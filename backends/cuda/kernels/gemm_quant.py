@@ -4,8 +4,9 @@
     gemm_scaled   codes @ codes    int8 or fp8 on both sides, on the tensor cores as they lie, fed as in kernels/gemm.py
 
 8-bit floats: wgmma keeps some 14 bits of a running sum, so that PROMOTE columns are summed from zero and then added in
-fp32: 32 (one wgmma) lose nothing that 14 bits hold, 128 cost a quarter of the additions. Integers add up in int32,
-exactly.
+fp32: 32 (one wgmma) drop what lies below the largest product alone, 128 cost a quarter of the additions. Neither is a
+sum in fp32: the backend declares the class "fp22-128" (chips.py), which holds for both and for no larger PROMOTE.
+Integers add up in int32, exactly.
 """
 
 import triton

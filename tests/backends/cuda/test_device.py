@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from octavo.backends.common.devices import chip_of, device_index
+from octavo.backends.common.tuning import TuningTable
 from octavo.backends.cuda.chips import CHIPS, DEFAULT
 from octavo.backends.cuda.device import VENDOR
+from octavo.conformance.lanes.accumulation import CLASSES
 from octavo.core.backend import BackendRegistry
 from octavo.core.backend.selfcheck import device_fault
 from octavo.core.base.errors import BackendUnavailable, ConfigError
@@ -40,7 +43,17 @@ def test_emulated_it_is_whole_and_says_what_it_is() -> None:
     assert torch.float8_e4m3fn in facts.kv_dtypes
     assert facts.versions["triton"]
     assert facts.world_sizes == (1, 2, 4, 8)
+    assert facts.accumulation["gemm/float8"] == "fp32"  # the interpreter's
     backend.close()
+
+
+def test_8_bit_floats_are_promoted_as_often_as_the_declared_class_says() -> None:
+    """tests/conformance/test_accumulation.py holds the class against a model of the tensor cores."""
+    run = CLASSES[DEFAULT.fp8_accumulation].run
+    table = TuningTable.load(files("octavo.backends.cuda") / "tuning")
+    entries = [entry for kernel in ("gemm_scaled", "grouped_scaled") for entry in table.by_kernel[kernel]]
+    assert all(0 < entry.tile["PROMOTE"] <= run for entry in entries)
+    assert {chip.fp8_accumulation for chip in CHIPS} == {DEFAULT.fp8_accumulation}
 
 
 def test_options_are_typed() -> None:
