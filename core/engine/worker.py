@@ -1,19 +1,24 @@
 """One device's share of an engine: its backend, its model's weights, its KV pools, its runner.
 
-    Worker(config, checkpoint)
+    Worker(config, checkpoint, place)
       backend chosen and made, ops bound        BackendRegistry, OpSet
+      group formed, where it is one of several  backend.communicator
       model built, weights streamed in          build_model, load_weights
       the runner's buffers allocated            RunnerMemory
       pools allocated from what is really free  kv_blocks_for
       runner made                               ModelRunner
 
-A worker is also the executor of a one-device engine: `execute` runs a step. `close` gives everything back.
+A worker is also the executor of a one-device engine: `execute` runs a step. `close` gives everything back. In a group
+every rank has a worker in a process of its own (rank_process.py), and all of them come to the same sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
+from octavo.core.backend.comm import Communicator
 from octavo.core.backend.device import DeviceBackend
 from octavo.core.backend.kv import KVPool
 from octavo.core.backend.opset import OpChoice, OpSet
@@ -21,6 +26,7 @@ from octavo.core.backend.registry import BackendInfo, BackendRegistry, load_laye
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import BackendUnavailable
 from octavo.core.engine.buckets import padded_tokens
+from octavo.core.engine.follower_stage import FollowerStage
 from octavo.core.engine.resolve import EngineSizes, check_weights_fit, fit_length, kv_blocks_for, resolve_sizes
 from octavo.core.engine.runner import ModelRunner, RunnerMemory
 from octavo.core.engine.sampling_stage import SamplingStage
@@ -31,8 +37,13 @@ from octavo.core.load.stream import load_weights
 from octavo.core.load.weight_bytes import weight_bytes
 from octavo.core.models.base import Model
 from octavo.core.models.registry import build_model, read_config
+from octavo.core.parallel.mesh import Place
+from octavo.core.parallel.shard import Shard
 from octavo.core.sched.kv_groups import KVGroupSpec
 from octavo.core.sched.output import ModelRunnerOutput, SchedulerOutput
+
+WHOLE = Place()
+"""Of a process that has a model to itself."""
 
 
 class Worker:
@@ -41,6 +52,7 @@ class Worker:
     Args:
         config: as the user gave it.
         checkpoint: opened; only read.
+        place: in the group that shares the model; by default it is whole.
 
     Attributes:
         sizes: what the config left open is filled in.
@@ -49,13 +61,17 @@ class Worker:
 
     Raises:
         UserError: the backend, the checkpoint or the budget is at fault; nothing is left behind.
+        RankLost: another rank of the group is gone.
     """
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+    is_in_process = True
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, place: Place = WHOLE) -> None:
         registry = BackendRegistry.discover()
         info = registry.choose(config.backend)
         layer_overrides = replaced_layers(info.distribution, load_layer_overrides(info))
-        self._backend = _make(registry, info, config)
+        self._place = place
+        self._backend = _make(registry, info, config, place)
         try:
             self._load(config, checkpoint, info.distribution, layer_overrides)
         except BaseException:
@@ -68,9 +84,11 @@ class Worker:
         backend = self._backend
         facts = read_config(checkpoint.config)
         sizes = resolve_sizes(config, checkpoint.config, facts, backend.capabilities)
-        check_weights_fit(weight_bytes(checkpoint, sizes.dtype), sizes, backend.memory_info().free_bytes)
+        part_bytes = weight_bytes(checkpoint, sizes.dtype) // self._place.size
+        check_weights_fit(part_bytes, sizes, backend.memory_info().free_bytes)
+        self._comm = backend.communicator(self._place.rank, self._place.size, self._place.address)
         self._opset = OpSet(backend, strict=config.strict_backend, package=package)
-        self._model = _build(checkpoint, sizes, backend, self._opset, layer_overrides)
+        self._model = _build(checkpoint, sizes, backend, self._opset, layer_overrides, self._comm)
         targets = self._model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
         load_weights(checkpoint, targets, progress=None if config.progress else False)
         self.vocab_size = self._model.vocab_size
@@ -78,17 +96,20 @@ class Worker:
         layers = group_layers(self._model.kv_specs())
         self.kv_groups = scheduler_groups(layers)
         block_bytes = pool_block_bytes(layers)
-        self.num_kv_blocks = kv_blocks_for(
+        self._comm.barrier()  # what is free is measured when all weights are there: ranks may share a memory
+        num_kv_blocks = kv_blocks_for(
             config, sizes, self.kv_groups, block_bytes * num_pools(layers), backend.memory_info().free_bytes
         )
+        self.num_kv_blocks = _fewest(backend, self._comm, num_kv_blocks)
         self.sizes = fit_length(config, sizes, self.kv_groups, self.num_kv_blocks)
         pools = [backend.allocate_kv_pool(self.num_kv_blocks, block_bytes) for _ in range(num_pools(layers))]
         _bind_kv(self._model, backend, layers, pools)
+        stage = SamplingStage(self._opset, self.vocab_size)
         self._runner = ModelRunner(
             model=self._model,
             backend=backend,
             opset=self._opset,
-            stage=SamplingStage(self._opset, self.vocab_size),
+            stage=stage if self._place.rank == 0 else FollowerStage(stage),
             memory=memory,
             pool_views=[backend.kv_view(pool, layers[0].spec) for pool in pools],
             max_num_seqs=self.sizes.max_num_seqs,
@@ -101,6 +122,18 @@ class Worker:
         """Run one step."""
         return self._runner.execute(scheduled)
 
+    def take_drawn(self, drawn: Mapping[str, Sequence[int]]) -> None:
+        """Learn, before the next step, what rank 0 drew in the last one; rank 0 knows."""
+        if self._place.rank != 0:
+            self._runner.append_drawn(drawn)
+
+    def watched(self) -> Sequence[int]:
+        """See Executor: a worker does nothing between steps."""
+        return ()
+
+    def check(self) -> None:
+        """See Executor."""
+
     def op_choices(self) -> tuple[OpChoice, ...]:
         """Which implementation runs each op, with reasons and call counts."""
         return self._opset.report()
@@ -109,6 +142,8 @@ class Worker:
         """Release the model, the pools and the backend. Idempotent."""
         for name in ("_runner", "_model", "_opset"):
             self.__dict__.pop(name, None)  # their tensors go before the backend that made them
+        if (comm := self.__dict__.pop("_comm", None)) is not None:
+            comm.close()
         self._backend.close()
 
 
@@ -119,15 +154,17 @@ def make_backend(config: EngineConfig) -> DeviceBackend:
         BackendUnavailable: it can't run here; the message says why.
     """
     registry = BackendRegistry.discover()
-    return _make(registry, registry.choose(config.backend), config)
+    return _make(registry, registry.choose(config.backend), config, WHOLE)
 
 
-def _make(registry: BackendRegistry, info: BackendInfo, config: EngineConfig) -> DeviceBackend:
+def _make(registry: BackendRegistry, info: BackendInfo, config: EngineConfig, place: Place) -> DeviceBackend:
     backend = registry.create(
         info,
         options=config.backend_options,
         num_threads=config.num_threads,
         deterministic=config.deterministic,
+        rank=place.rank,
+        world_size=place.size,
     )
     if config.deterministic and not backend.capabilities.batch_invariant:
         backend.close()
@@ -153,6 +190,7 @@ def _build(
     backend: DeviceBackend,
     opset: OpSet,
     layer_overrides: Mapping[str, type],
+    comm: Communicator,
 ) -> Model:
     return build_model(
         checkpoint.config,
@@ -164,7 +202,16 @@ def _build(
         max_num_batched_tokens=_step_tokens(backend, sizes),
         max_model_len=sizes.max_model_len,
         layer_overrides=layer_overrides,
+        shard=Shard.of(comm),
     )
+
+
+def _fewest(backend: DeviceBackend, comm: Communicator, num_blocks: int) -> int:
+    """The smallest number of any rank: the scheduler's blocks must exist on all of them."""
+    own = backend.from_host(torch.tensor([num_blocks]))
+    of_ranks = backend.empty(comm.world_size, 1, dtype=torch.int64)
+    comm.all_gather(own, out=of_ranks)
+    return int(backend.to_host(of_ranks).min())
 
 
 def _step_tokens(backend: DeviceBackend, sizes: EngineSizes) -> int:
