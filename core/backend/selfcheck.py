@@ -112,6 +112,8 @@ def _facts(_: str, backend: DeviceBackend) -> Iterator[str]:
     sizes = facts.world_sizes
     if sizes[:1] != (1,) or list(sizes) != sorted(set(sizes)):
         yield f"it declares world_sizes {sizes}; they must ascend from 1"
+    if not 0 < facts.kv_memory_fraction <= 1:
+        yield f"it declares kv_memory_fraction {facts.kv_memory_fraction}; it must lie above 0, and not above 1"
     memory = backend.memory_info()
     if not isinstance(memory, MemoryInfo) or not 0 <= memory.free_bytes <= memory.total_bytes:
         yield f"its memory_info is {memory}; free bytes must lie between 0 and the total"

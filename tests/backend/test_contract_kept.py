@@ -125,6 +125,8 @@ LIES = {
     "no tokens": ([declare(default_max_num_batched_tokens=0)], "batched_tokens 0; they must be positive"),
     "rows of chance": ([declare(batch_invariant=True, deterministic=False)], "batch_invariant, but not determ"),
     "never alone": ([declare(world_sizes=(2, 4))], "world_sizes .2, 4.; they must ascend from 1"),
+    "no KV share": ([declare(kv_memory_fraction=0.0)], "kv_memory_fraction 0.0; it must lie above 0"),
+    "a KV share of more than all": ([declare(kv_memory_fraction=1.5)], "kv_memory_fraction 1.5; it must lie above 0"),
     "groups": ([declare(world_sizes=(1, 4, 2))], "world_sizes .1, 4, 2.; they must ascend from 1"),
     "zero bucket": ([declare(dynamic_shapes=False, token_buckets=(0, 4))], "must be positive and ascending"),
     "same bucket": ([declare(dynamic_shapes=False, token_buckets=(4, 4))], "must be positive and ascending"),
