@@ -33,6 +33,19 @@ class SchedulerCounters:
     prefix_hit_tokens: int = 0
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
+    def stats(self, **gauges: int) -> SchedulerStats:
+        """A snapshot of the totals, with these gauges."""
+        return SchedulerStats(
+            **gauges,
+            steps=self.steps,
+            scheduled_tokens=self.scheduled_tokens,
+            generated_tokens=self.generated_tokens,
+            preemptions=self.preemptions,
+            prefix_query_tokens=self.prefix_query_tokens,
+            prefix_hit_tokens=self.prefix_hit_tokens,
+            finished=dict(self.finished),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:

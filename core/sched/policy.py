@@ -56,6 +56,7 @@ class SchedulerLimits:
             their growth does not preempt it at once.
         rotary_switch_tokens: requests that compute more tokens than this have positions of their own kind, for models
             whose rotary frequencies depend on a request's length; None: all requests have the same.
+        max_adapters: different adapters that run at once; None: as many as come.
     """
 
     max_num_seqs: int
@@ -66,9 +67,11 @@ class SchedulerLimits:
     long_prefill_threshold: int | None = None
     admission_headroom: float = 0.02
     rotary_switch_tokens: int | None = None
+    max_adapters: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "long_prefill_threshold"):
+        counts = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "long_prefill_threshold", "max_adapters")
+        for name in counts:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; give at least 1", field=name)
         if self.max_num_batched_tokens < self.max_num_seqs:

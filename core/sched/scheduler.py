@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.metrics import SchedulerCounters, SchedulerStats
 from octavo.core.base.params import FinishReason
+from octavo.core.sched.adapters import AdapterGate
 from octavo.core.sched.block_manager import BlockManager
 from octavo.core.sched.door import Door
 from octavo.core.sched.output import ModelRunnerOutput, RequestDelta, SampledTokens, SchedulerOutput
@@ -69,7 +70,9 @@ class Scheduler:
         self._token_limits = tuple(token_limits)
         if limits.long_prefill_threshold is not None:
             self._token_limits += (LongPrefillLimit(limits.long_prefill_threshold),)
-        self._gates = (*gates, SiblingGate(self._leaders), SharedPrefixGate(block_manager.computing_prefix))
+        self._adapters = AdapterGate(limits.max_adapters, turn=limits.max_num_seqs)
+        self._gates = (*gates, self._adapters, SiblingGate(self._leaders))
+        self._gates += (SharedPrefixGate(block_manager.computing_prefix),)
         self._headroom_blocks = int(limits.admission_headroom * block_manager.num_usable_blocks)
         self._gate_checks_per_step = max(MIN_GATE_CHECKS_PER_STEP, limits.max_num_seqs)
         self._in_flight: Step | None = None
@@ -113,6 +116,7 @@ class Scheduler:
         self._requests[request.request_id] = request
         if request.parent_id is not None and request.choice_index == 0:
             self._leaders[request.parent_id] = request
+        self._adapters.wait(request)
         self._waiting.push(request)
 
     def abort(
@@ -139,21 +143,13 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """A snapshot of gauges and totals."""
-        counters = self._counters
-        return SchedulerStats(
+        return self._counters.stats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             num_gated=self._waiting.num_gated,
             kv_blocks_total=self._blocks.num_usable_blocks,
             kv_blocks_used=self._blocks.num_used_blocks,
             kv_blocks_cached=self._blocks.num_cached_blocks,
-            steps=counters.steps,
-            scheduled_tokens=counters.scheduled_tokens,
-            generated_tokens=counters.generated_tokens,
-            preemptions=counters.preemptions,
-            prefix_query_tokens=counters.prefix_query_tokens,
-            prefix_hit_tokens=counters.prefix_hit_tokens,
-            finished=dict(counters.finished),
         )
 
     # ------------------------------------------------------------------------------------------ a step
@@ -263,6 +259,7 @@ class Scheduler:
 
     def _count_start(self, request: Request, prefix: PrefixHit, *, shared: bool) -> None:
         self._waiting.remove(request)
+        self._adapters.start(request)
         if request.status is RequestStatus.WAITING and not shared:
             request.num_cached_tokens = prefix.num_tokens
             self._counters.prefix_query_tokens += request.num_prompt_tokens
@@ -281,11 +278,13 @@ class Scheduler:
         """Take all blocks of the last running request; it has no tokens in this step yet."""
         self._running.pop()
         self._blocks.free(request)
+        self._adapters.leave(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self._counters.preemptions += 1
         step.preempted.append(request.request_id)
+        self._adapters.wait(request)
         self._waiting.push(request)
 
     def _send(self, step: Step) -> SchedulerOutput:
@@ -380,6 +379,7 @@ class Scheduler:
         if request.status is not RequestStatus.WAITING:  # the runner has met it
             self._finished_ids.append(request.request_id)
         self._blocks.free(request)
+        self._adapters.leave(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason, request.stop_reason = reason, stop_reason
         del self._requests[request.request_id]
