@@ -1,8 +1,8 @@
 """PagedAttention on a GPU: what is launched for a call. The walk over the keys is each vendor's own kernel.
 
-    plan(meta) ──► AttentionPlan        the step's metadata, and the workspace that splits meet in
+    plan(meta) ──► AttentionPlan        the step's metadata, its usual request, the workspace that splits meet in
     paged_attention, attention
-      │  tile of queries    BLOCK_M rows = tokens x heads of one KV head      from tuning, by the average request
+      │  tile of queries    BLOCK_M rows = tokens x heads of one KV head      from tuning, by the usual request
       │  grid               T // tokens + B tiles, times KV heads             padded shapes alone: fit for a recording
       ├─ fills the chip ──► attention_tile                                    one program walks all keys of its tile
       └─ does not       ──► attention_split ──► workspace ──► merge_splits    num_splits programs share them
@@ -50,15 +50,38 @@ FIXED_ROOM = 4
 """Times as much where deterministic: all splits of one program must have room, and half a million keys have 1,000."""
 
 
+FEW_QUERIES = (1, 2, 4)
+MANY_QUERIES = 128
+"""What `usual_queries` answers: decode, drafts, or whole chunks, for which any table has its tallest tiles."""
+
+
 @dataclass(slots=True)
 class AttentionPlan(StepPlan):
     """A step as this backend's attention sees it.
 
+    A recorded step holds the tiles that were chosen while it was recorded. It is replayed for plans alone that equal
+    its own in every field but `meta` (graphs.py), so that steps of one padded shape and of other `queries` have
+    recordings of their own: four at the most, which is as many as are kept.
+
     Attributes:
         workspace: fp32, of the device; what a launch leaves in it, the next one on the stream takes.
+        queries: `usual_queries` of the step; 1 where deterministic, since nothing may hang on the batch.
     """
 
     workspace: torch.Tensor
+    queries: int
+
+
+def usual_queries(meta: AttentionMetadata) -> int:
+    """Queries of the requests that a step's tiles should suit, as one of FEW_QUERIES or MANY_QUERIES.
+
+    That is the average, rounded up; or the longest request's where it has half of all tokens: single queries in tall
+    tiles still wait for memory, while a chunk in low ones reads its keys once for every few tokens. Padding counts for
+    nothing: a prompt alone is padded to as many requests as a step may have.
+    """
+    average = -(-meta.num_tokens // max(1, meta.num_requests))
+    queries = meta.max_query_len if 2 * meta.max_query_len >= meta.num_tokens else average
+    return next((few for few in FEW_QUERIES if queries <= few), MANY_QUERIES)
 
 
 class PagedAttentionOps:
@@ -89,7 +112,7 @@ class PagedAttentionOps:
         for x in (meta.query_start_loc, meta.seq_lens, meta.block_table):
             if x.dtype != torch.int32 or x.stride(-1) != 1:
                 raise ValueError(f"attention metadata is {x.dtype} with strides {x.stride()}; give contiguous int32")
-        return AttentionPlan(meta, self._workspace)
+        return AttentionPlan(meta, self._workspace, 1 if self._gpu.deterministic else usual_queries(meta))
 
     def paged_attention(
         self,
@@ -115,9 +138,10 @@ class PagedAttentionOps:
         if kv.key_NSKD is None or kv.value_NSKD is None:
             raise UnsupportedOp("attention on a GPU takes a KV cache with torch memory")
         meta = plan.meta
+        queries = plan.queries if isinstance(plan, AttentionPlan) else usual_queries(meta)
         keys = Keys(
             kv.key_NSKD, kv.value_NSKD, meta.query_start_loc, meta.seq_lens, meta.block_table, meta.block_size,
-            meta.block_table.shape[1] * meta.block_size,
+            meta.block_table.shape[1] * meta.block_size, queries,
         )  # fmt: skip
         rule = Rule(softmax_scale, causal, window, softcap, sinks_H, alibi_slopes_H, k_scale, v_scale)
         self._attend(q_THD, keys, rule, out, lse)
@@ -146,7 +170,8 @@ class PagedAttentionOps:
         """
         if not query_start_loc.dtype == kv_start_loc.dtype == torch.int32 or len(query_start_loc) != len(kv_start_loc):
             raise ValueError("query_start_loc and kv_start_loc are int32 of one length")
-        keys = Keys(k_SKD, v_SKD, query_start_loc, kv_start_loc, None, 0, k_SKD.shape[0])
+        queries = -(-q_THD.shape[0] // max(1, len(query_start_loc) - 1))
+        keys = Keys(k_SKD, v_SKD, query_start_loc, kv_start_loc, None, 0, k_SKD.shape[0], queries)
         rule = Rule(softmax_scale, causal, window, softcap, sinks_H, None, None, None)
         self._attend(q_THD, keys, rule, out, lse)
 
@@ -259,9 +284,9 @@ class PagedAttentionOps:
         return max(1, min(pieces, self._enough_programs // programs, slots // programs))
 
     def _entry(self, kernel: str, q_THD: torch.Tensor, keys: Keys) -> Entry:
-        """Launch parameters by what fits on the chip (operands, width) and by the rows of an average request."""
+        """Launch parameters by what fits on the chip (operands, width) and by the rows of a usual request."""
         kv_heads, head_dim = keys.k.shape[-2:]
-        rows = q_THD.shape[1] // kv_heads * -(-q_THD.shape[0] // keys.num_requests)
+        rows = q_THD.shape[1] // kv_heads * keys.queries
         return self._gpu.tuning.pick(
             kernel,
             bits=32 if in_fp32(q_THD.dtype, keys.k.dtype) else 16,

@@ -26,6 +26,7 @@ class Keys:
         table: [B, max_blocks], or None.
         block_size: 0 when contiguous.
         most_keys: that a request can have, from shapes alone.
+        queries: of a usual request.
     """
 
     k: torch.Tensor
@@ -35,6 +36,7 @@ class Keys:
     table: torch.Tensor | None
     block_size: int
     most_keys: int
+    queries: int
 
     @property
     def num_requests(self) -> int:

@@ -1,7 +1,7 @@
 """Latent attention on a GPU: what is launched for a call. The walk over the latents is each vendor's own kernel.
 
     mla_attention
-      │  tile of queries    BLOCK_M rows = tokens x heads         from tuning, by the average request
+      │  tile of queries    BLOCK_M rows = tokens x heads         from tuning, by the usual request
       │  grid               tiles x chunks of heads, num_splits   padded shapes alone: fit for a recording
       ├─ one split ───────► mla_attention                         writes out and lse
       └─ several ─────────► mla_attention ──► workspace ──► merge_splits
@@ -37,12 +37,13 @@ MAX_ROPE = 128
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call's tensors. latents: [N, S, C + R]."""
+    """One call's tensors. latents: [N, S, C + R]; queries: of a usual request."""
 
     q_latent_THC: torch.Tensor
     q_rope_THR: torch.Tensor
     latents: torch.Tensor
     meta: AttentionMetadata
+    queries: int
     out: torch.Tensor
     lse: torch.Tensor | None
     softmax_scale: float
@@ -120,7 +121,8 @@ class LatentAttentionOps:
             raise UnsupportedOp(
                 "latent attention on a GPU takes a KV cache with torch memory and its own backend's plan"
             )
-        call = _Call(q_latent_THC, q_rope_THR, kv.key_NSKD[:, :, 0], plan.meta, out, lse, softmax_scale)
+        latents = kv.key_NSKD[:, :, 0]
+        call = _Call(q_latent_THC, q_rope_THR, latents, plan.meta, plan.queries, out, lse, softmax_scale)
         self._check(call)
         if q_latent_THC.shape[0] and call.num_requests:
             self._attend(call, plan.workspace)
@@ -195,18 +197,16 @@ class LatentAttentionOps:
         )  # fmt: skip
 
     def _entry(self, call: _Call) -> Entry:
-        """Launch parameters by what is multiplied, what is stored, and the rows of an average request.
+        """Launch parameters by what is multiplied, what is stored, and the rows of a usual request.
 
-        Deterministic: by the rows of one token, so that a model has one size of tile.
+        Deterministic: by the rows of one token, which is what the plan says then, so that a model has one size of tile.
         """
-        tokens, heads = call.q_latent_THC.shape[:2]
-        is_fixed = self._gpu.deterministic
         return self._gpu.tuning.pick(
             "mla-attention",
             bits=32 if call.is_fp32 else 16,
             kv_bits=8 * call.latents.dtype.itemsize,
-            mode="fixed" if is_fixed else "free",
-            rows=heads if is_fixed else heads * -(-tokens // call.num_requests),
+            mode="fixed" if self._gpu.deterministic else "free",
+            rows=call.q_latent_THC.shape[1] * call.queries,
         )
 
     # -- refusals ---------------------------------------------------------------------------------------------

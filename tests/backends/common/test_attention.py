@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from octavo.backends.common.attention import PagedAttentionOps
+from octavo.backends.common import graphs
+from octavo.backends.common.attention import FEW_QUERIES, MANY_QUERIES, PagedAttentionOps, usual_queries
 from octavo.backends.common.attention_call import chunks
 from octavo.backends.common.gpu import Gpu
+from octavo.backends.common.launch import Recorder
 from octavo.core.backend import AttentionMetadata, AttentionSpec, KVCache, KVCacheSpec, KVLayout, RowSpec
 from octavo.core.backend.ops import StepPlan
 from octavo.core.backend.reference import attention as reference
@@ -253,6 +255,65 @@ def test_parts_are_merged_in_place_and_empty_ones_dropped(gpu: Gpu, dtype: torch
     ops_of(gpu).merge_attention(parts[0], lses[0], parts[1], lses[1], out=parts[1], lse=lses[0])
     torch.testing.assert_close(parts[1].double(), want, rtol=0, atol=TOLERANCE[dtype])
     torch.testing.assert_close(lses[0].double(), want_lse, rtol=1e-6, atol=1e-6)
+
+
+def meta_of(queries: Sequence[int], num_tokens: int, num_requests: int) -> AttentionMetadata:
+    """A step of requests of so many queries, padded; without numbers."""
+    table = torch.empty(num_requests, 8192, dtype=torch.int32, device="meta")
+    starts = torch.empty(num_requests + 1, dtype=torch.int32, device="meta")
+    slots = torch.empty(num_tokens, dtype=torch.int64, device="meta")
+    return AttentionMetadata(
+        len(queries), sum(queries), max(queries, default=0), 8192, starts, table[:, 0].contiguous(), table, slots, 16
+    )
+
+
+@pytest.mark.parametrize(
+    ("queries", "usual"),
+    [
+        ([1] * 5, 1),
+        ([2] * 7, 2),
+        ([2, 1, 1], 2),
+        ([4] * 3, 4),
+        ([5] * 3, MANY_QUERIES),
+        ([4000], MANY_QUERIES),
+        ([300, *[1] * 255], MANY_QUERIES),  # a chunk with half of all tokens
+        ([30, *[1] * 255], 2),  # a chunk beside many that decode
+        ([], 1),
+    ],
+)
+def test_usual_queries_are_those_of_real_requests(queries: list[int], usual: int) -> None:
+    assert usual_queries(meta_of(queries, 4096, 256)) == usual
+
+
+def test_a_shape_has_no_more_plans_than_recordings_are_kept() -> None:
+    assert len({*FEW_QUERIES, MANY_QUERIES}) <= graphs.MOST_RECORDINGS
+
+
+@pytest.mark.parametrize(
+    ("queries", "num_tokens", "num_requests"),
+    [([4000], 4096, 256), ([100], 112, 112), ([1] * 5, 8, 2), ([1] * 65, 80, 64), ([1] * 64, 64, 64)],
+)
+def test_padding_does_not_choose_the_tiles(gpu: Gpu, queries: list[int], num_tokens: int, num_requests: int) -> None:
+    """A prompt alone gets the tiles of prompts, though padded to many requests; decode keeps its own."""
+    recorder = Recorder()
+    ops = ops_of(replace(gpu, device=torch.device("meta"), launch=recorder))
+    q = torch.empty(num_tokens, 32, 128, dtype=BF16, device="meta")
+    kv = torch.empty(64, 16, 8, 128, dtype=BF16, device="meta")
+    cache = KVCache(KVCacheSpec(8, 128, 128, BF16, 16), KVLayout.NHD, 64, kv, kv)
+    plan = ops.plan(meta_of(queries, num_tokens, num_requests))
+    ops.paged_attention(q, cache, plan, out=q, softmax_scale=1.0)
+    first = recorder.records[0]
+    table = {"attention_tile": "attention-tile", "attention_split": "attention-split"}[first.kernel.__name__]
+    rows = 4 * max(queries)
+    entry = gpu.tuning.pick(table, bits=16, kv_bits=16, width=128, mode="free", rows=rows)
+    assert first.constants["BLOCK_M"] == entry.tile["BLOCK_M"]
+    assert (entry.tile["BLOCK_M"] >= 64) == (max(queries) > 1)
+
+
+def test_deterministic_plans_do_not_hang_on_the_batch(gpu: Gpu) -> None:
+    ops = ops_of(replace(gpu, deterministic=True))
+    plans = [ops.plan(meta_of(queries, 4096, 256)) for queries in ([4000], [1] * 5)]
+    assert [plan.queries for plan in plans] == [1, 1]
 
 
 def test_what_is_refused_raises_as_well(gpu: Gpu) -> None:

@@ -236,7 +236,7 @@ def test_splits_that_pass_the_workspace_come_in_slabs(gpu: Gpu, heads: int) -> N
     recorder = Recorder()
     block_m = gpu.tuning.pick("mla-attention", bits=16, kv_bits=16, mode="fixed", rows=heads).tile["BLOCK_M"]
     chunks = -(-heads // block_m)
-    tight = AttentionPlan(batch.meta, torch.zeros(3 * chunks * block_m * (32 + 2)))
+    tight = AttentionPlan(batch.meta, torch.zeros(3 * chunks * block_m * (32 + 2)), 1)
     ops.mla_attention(*batch.plain, tight, out=out, softmax_scale=SCALE)
     assert torch.equal(out[: batch.meta.num_tokens], want)
     ops_of(replace(gpu, launch=recorder))[0].mla_attention(*batch.plain, tight, out=out, softmax_scale=SCALE)
@@ -249,7 +249,7 @@ def test_splits_of_one_tile_that_pass_the_workspace_are_refused(gpu: Gpu) -> Non
     out = torch.zeros(batch.q_latent_THC.shape, dtype=BF16)
     with pytest.raises(UnsupportedOp, match="exceeds the workspace"):
         ops_of(gpu)[0].mla_attention(
-            *batch.plain, AttentionPlan(batch.meta, torch.zeros(16 * (32 + 2))), out=out, softmax_scale=SCALE
+            *batch.plain, AttentionPlan(batch.meta, torch.zeros(16 * (32 + 2)), 1), out=out, softmax_scale=SCALE
         )
 
 
@@ -262,6 +262,30 @@ def test_launches_depend_on_shapes_alone(gpu: Gpu) -> None:
         return [(r.kernel.__name__, r.grid, r.constants) for r in recorded(gpu, batch).records]
 
     assert launches([300, 20]) == launches([1, 0])
+
+
+def test_padding_does_not_choose_the_tiles(gpu: Gpu) -> None:
+    """A chunk alone, padded to many requests, gets the tiles of chunks; so does a decode among padding get its own."""
+    heads = 16
+
+    def block_m(requests: Sequence[tuple[int, int]], padding: int) -> int:
+        batch = batch_of(requests, heads=heads)
+        starts = torch.nn.functional.pad(batch.meta.query_start_loc, (0, padding), value=batch.meta.num_tokens)
+        table = torch.nn.functional.pad(batch.meta.block_table, (0, 0, 0, padding))
+        meta = replace(batch.meta, query_start_loc=starts, block_table=table)
+        recorder = Recorder()
+        ops, planner = ops_of(replace(gpu, launch=recorder))
+        ops.mla_attention(
+            *batch.plain, planner.plan(meta), out=torch.empty_like(batch.q_latent_THC), softmax_scale=SCALE
+        )
+        return int(recorder.records[0].constants["BLOCK_M"])
+
+    def expected(rows: int) -> int:
+        return gpu.tuning.pick("mla-attention", bits=16, kv_bits=16, mode="free", rows=rows).tile["BLOCK_M"]
+
+    assert expected(heads) < expected(heads * 40)
+    assert block_m([(40, 40)], padding=60) == expected(heads * 40)
+    assert block_m([(1, 40)] * 3, padding=0) == expected(heads)  # rows of padding are no drafts
 
 
 SPEC = AttentionSpec(16, 1, 576, 512, BF16, BF16, 64, KVLayout.MLA)
