@@ -2,7 +2,7 @@
 
 op on tensors of the device      queued; its outputs are there at once, poisoned until it has run
 view                             done at once: it moves nothing
-copy from the host               queued; pinned and non_blocking: reads the host's memory late; else a snapshot
+copy from the host               pinned and non_blocking: queued, and reads the host's memory late; else waits
 copy to the host                 waits, unless pinned and non_blocking
 a number read back, or a shape that depends on numbers        waits; refused while recording
 a host tensor among the device's                              refused, as on a device
@@ -105,9 +105,9 @@ class _Ops(TorchDispatchMode):
                 with self._device.running():
                     return destination.copy_(source)
         elif kinds[1] != "device" and not is_late:
-            self._device.refuse_while_recording("a copy from ordinary host memory")
+            self._device.wait_for_all("a copy from ordinary host memory")
             with self._device.running():
-                source = source.clone()
+                return destination.copy_(source)
         self._device.submit(torch.Tensor.copy_, destination, source)
         return destination
 

@@ -43,6 +43,7 @@ def test_facts_are_those_of_the_chip(device: LateDevice) -> None:
     assert (facts.is_emulated, facts.batch_invariant) == (False, False)
     assert facts.world_sizes == (1,)
     assert facts.kv_memory_fraction == 0.9
+    assert facts.accumulation["grouped_gemm/float8"] == "fp22-128"
     assert backend_on(device, deterministic=True).capabilities.batch_invariant
     assert not backend_on(device, graphs=False).capabilities.graphs
 
@@ -177,9 +178,8 @@ def test_a_large_tensor_of_every_step_is_waited_for_no_more(device: LateDevice) 
         before = device.current.queued
         rooms.append([backend.from_host(table) for table in tables])
         rooms[-1][0] += 0  # the step's work
-        if step:  # the first one is copied straight, and makes the halves grow; the step before may still run
-            assert device.current.passed <= before
-    assert device.current.passed < device.current.queued
+        if step:  # the first one is copied straight, and makes the halves grow
+            assert device.current.passed < before  # the step before may still run
     found = [[int(backend.to_host(room[-1, -1:])) for room in step] for step in rooms]
     assert found == [[10 * step, 10 * step + 1] for step in range(5)]
 
