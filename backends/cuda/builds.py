@@ -19,4 +19,5 @@ def builds(target: str | None) -> Sequence[Build]:
         known = ", ".join(sorted({chip.arch for chip in chips.BUILDABLE}))
         raise ConfigError(f"target is {target!r}; this backend compiles for {known}", field="target")
     siblings = [other for other in chips.BUILDABLE if other.arch == chip.arch]
-    return list_builds(make_ops, chip, TuningTable.load(files("octavo.backends.cuda") / "tuning"), read, siblings)
+    tuning = TuningTable.load(files("octavo.backends.cuda") / "tuning")
+    return list_builds(make_ops, chip, tuning, read, siblings)

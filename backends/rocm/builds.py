@@ -11,6 +11,9 @@ from octavo.backends.rocm import chips, read
 from octavo.backends.rocm.ops import make_ops
 from octavo.core.base.errors import ConfigError
 
+NEAR_BYTES = 2**31 - 1
+"""A tensor of no more memory is read by buffer instructions, with 32-bit distances from its beginning."""
+
 
 def builds(target: str | None) -> Sequence[Build]:
     """All builds for an architecture; None: the one that this backend is written for. Raises ConfigError."""
@@ -19,4 +22,5 @@ def builds(target: str | None) -> Sequence[Build]:
         known = ", ".join(sorted({chip.arch for chip in chips.BUILDABLE}))
         raise ConfigError(f"target is {target!r}; this backend compiles for {known}", field="target")
     siblings = [other for other in chips.BUILDABLE if other.arch == chip.arch]
-    return list_builds(make_ops, chip, TuningTable.load(files("octavo.backends.rocm") / "tuning"), read, siblings)
+    tuning = TuningTable.load(files("octavo.backends.rocm") / "tuning")
+    return list_builds(make_ops, chip, tuning, read, siblings, near_bytes=NEAR_BYTES)

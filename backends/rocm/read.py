@@ -2,6 +2,7 @@
 
     notes of the assembly ──►  vector and accumulation registers, spills, LDS
     its instructions ───────►  MFMA, loads of 16 bytes, loads that go straight to LDS
+    Triton's form before ───►  tensors of experts that are reached by distances of 32 bits
 
 Source: AMD's CDNA3 instruction set guide.
 """
@@ -67,7 +68,21 @@ def faults(compiled: Any, figures: dict[str, float], chip: Chip, *, wide_loads: 
         found.append("a product of 16- or 8-bit operands without MFMA")
     if wide_loads and not (figures["loads_16"] or figures["lds_direct"]):
         found.append("no 16-byte loads")
+    found += [
+        f"{name} is read as if all experts lay within 2 GiB of the first" for name in _near(compiled.asm["ttgir"])
+    ]
     return found
+
+
+def _near(ttgir: str) -> list[str]:
+    """Tensors of a first expert, given beside a table of all addresses, that buffer instructions read or write.
+
+    Those count in 32 bits from the tensor's beginning, and another expert's may lie anywhere (kernels/experts.py). The
+    table of `scales` is `scale_addresses`.
+    """
+    tables = re.findall(r"%(\w+)_addresses: !tt\.ptr", ttgir)
+    names = [name for table in tables for name in (table, f"{table}s")]
+    return [name for name in names if re.search(rf"\bbuffer_\w+ .*%{name}\[", ttgir)]
 
 
 def _note(assembly: str, name: str) -> int:

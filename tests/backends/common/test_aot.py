@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,8 +66,8 @@ def test_the_longer_of_memory_and_products_binds() -> None:
     assert few.share < 0.4
 
 
-def compiled(rows: int, operand: str = "bf16") -> Any:
-    return SimpleNamespace(asm={"ttir": TTIR.format(rows=rows, operand=operand)})
+def compiled(rows: int, operand: str = "bf16", ttgir: str = "") -> Any:
+    return SimpleNamespace(asm={"ttir": TTIR.format(rows=rows, operand=operand), "ttgir": ttgir})
 
 
 CUDA_FIT = {
@@ -105,6 +106,9 @@ def test_spills_of_what_nobody_gets_unasked_are_no_fault() -> None:
     )
 
 
+CDNA3_FIT = {"registers": 90, "spill_bytes": 0, "shared_bytes": 1000, "mfma": 8, "loads_16": 4, "lds_direct": 0}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -116,9 +120,49 @@ def test_spills_of_what_nobody_gets_unasked_are_no_fault() -> None:
     ],
 )
 def test_faults_on_cdna3(changes: dict[str, float], said: str | None) -> None:
-    figures = {"registers": 90, "spill_bytes": 0, "shared_bytes": 1000, "mfma": 8, "loads_16": 4, "lds_direct": 0}
-    found = rocm_read.faults(compiled(16), figures | changes, amd.MI300X, wide_loads=True, may_spill=False)
+    found = rocm_read.faults(compiled(16), CDNA3_FIT | changes, amd.MI300X, wide_loads=True, may_spill=False)
     assert (not found) if said is None else (len(found) == 1 and said in found[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("%x_5 = tt.load %pointers : tensor<64x128x!tt.ptr<bf16>>", None),
+        ("%x_5 = amdg.buffer_load %x[%at], %mask : !tt.ptr<bf16> -> tensor<64x128xbf16>", None),
+        ("%x_5 = amdg.buffer_load %scale_addresses[%at] : !tt.ptr<i64> -> tensor<2xi64>", None),
+        ("%x_5 = amdg.buffer_load %scales[%at] : !tt.ptr<bf16> -> tensor<64xbf16>", "scales is read as if"),
+        ("%x_5 = amdg.buffer_load_to_local %w[%at] into %lds : <bf16>[tensor<64x128xi32>]", "w is read as if"),
+    ],
+)
+def test_experts_are_not_reached_by_distances_of_32_bits(line: str, said: str | None) -> None:
+    arguments = ("x", "w", "scales", "w_addresses", "scale_addresses")
+    head = f"tt.func public @grouped({', '.join(f'%{name}: !tt.ptr<bf16>' for name in arguments)}) {{"
+    form = compiled(16, ttgir=f"{head}\n  {line}\n}}")
+    found = rocm_read.faults(form, CDNA3_FIT, amd.MI300X, wide_loads=True, may_spill=False)
+    assert (not found) if said is None else (len(found) == 1 and said in found[0])
+
+
+NEAR = """
+import sys, torch, triton, triton.language as tl
+from octavo.backends.common.aot.compile import compile_launch
+from octavo.backends.common.launch import LaunchRecord
+from octavo.backends.rocm import chips, read
+
+@triton.jit
+def by_distance(w, w_addresses, out, N: tl.constexpr):
+    at = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(out + at, tl.load(w + tl.load(w_addresses + tl.program_id(0)) + tl.arange(0, N)))
+
+w, table, out = (torch.empty(512, dtype=d, device="meta") for d in (torch.float16, torch.int64, torch.float16))
+form = compile_launch(LaunchRecord(by_distance, (2,), (w, table, out), {"N": 256}), chips.DEFAULT)
+print(read.faults(form, read.read(form), chips.DEFAULT, wide_loads=False, may_spill=False))
+"""
+
+
+def test_a_kernel_that_counts_from_the_first_expert_is_found(tmp_path: Path) -> None:
+    script = tmp_path / "near.py"
+    script.write_text(NEAR)
+    assert "w is read as if all experts lay within 2 GiB" in on_a_compiler(str(script))
 
 
 BUILD = """
@@ -133,13 +177,18 @@ print(json.dumps([names, build.target, result.figures, result.faults]))
 """
 
 
-@pytest.mark.parametrize(("vendor", "target"), [("cuda", "sm_90"), ("rocm", "gfx942")])
-def test_a_kernel_is_compiled_for_a_chip_that_is_not_here(vendor: str, target: str) -> None:
+def on_a_compiler(*arguments: str) -> str:
+    """What a Python process prints in which kernels are compiled, not interpreted."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", BUILD, vendor]
+    command = [sys.executable, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
-    names, arch, figures, faults = json.loads(done.stdout)
+    return done.stdout
+
+
+@pytest.mark.parametrize(("vendor", "target"), [("cuda", "sm_90"), ("rocm", "gfx942")])
+def test_a_kernel_is_compiled_for_a_chip_that_is_not_here(vendor: str, target: str) -> None:
+    names, arch, figures, faults = json.loads(on_a_compiler("-c", BUILD, vendor))
     assert arch == target
     assert not faults
     assert figures["registers"] > 0
@@ -147,6 +196,32 @@ def test_a_kernel_is_compiled_for_a_chip_that_is_not_here(vendor: str, target: s
     assert 0 < figures["expected_share"] <= 1
     ops = {name.partition(".")[0] for name in names}
     assert {"gemm", "rms_norm", "grouped_gemm"} <= ops
+    assert len(names) <= 150
+
+
+PAIRS = """
+import json
+from octavo.backends.common.aot.compile import compile_launch
+from octavo.backends.rocm.builds import builds
+of_pools = {b.name: b for b in builds("gfx942") if b.op in ("paged_attention", "mla_attention", "rope_write_kv")}
+print(json.dumps([list(of_pools), [
+    [name, b.workload.wide_loads, compile_launch(b.record, b.chip).asm["ttgir"].count("buffer_load %k")]
+    for name, b in of_pools.items() if "llama8b-decode" in name and "fp8" not in name and "fixed" not in name
+]]))
+"""
+
+
+def test_a_kv_pool_s_kernels_are_built_for_pools_of_either_size() -> None:
+    """AMD's compiler reads a tensor of 2 GiB and more by other instructions: pools of a device, not of a test."""
+    names, forms = json.loads(on_a_compiler("-c", PAIRS))
+    large = {name for name in names if "-small-pool" not in name and "merge_splits" not in name}
+    assert large
+    assert {name.replace("-small-pool", "") for name in names if "-small-pool" in name} == large
+    assert {("small-pool" in name, bool(buffer_loads)) for name, _, buffer_loads in forms} == {
+        (True, True),
+        (False, False),
+    }
+    assert all(is_judged for _, is_judged, _ in forms)  # both forms must load 16 bytes at a time
 
 
 def test_chips_differ_where_the_kernels_ask() -> None:
