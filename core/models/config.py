@@ -60,9 +60,15 @@ INERT: Mapping[str, str] = {
     "top_p": "a generation default",
     "num_beams": "a generation default",
     "repetition_penalty": "a generation default",
-    "id2label": "of classifiers",
+    "id2label": "read by the pooler",
     "label2id": "of classifiers",
-    "problem_type": "of classifiers",
+    "problem_type": "read by the pooler",
+    "num_labels": "read by the pooler",
+    "finetuning_task": "a note",
+    "sentence_transformers": "read by the pooler",
+    "sbert_ce_default_activation_function": "read by the pooler",
+    "matryoshka_dimensions": "read by the pooler",
+    "is_matryoshka": "a note",
 }
 """Fields that every family may pass over, with the reason. Never written to."""
 

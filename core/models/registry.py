@@ -2,6 +2,8 @@
 
 A family is found by the config's `architectures`, or by its `model_type` where a config names no architecture (a bare
 `config.json` saved without a model). An architecture that no family implements is refused with the nearest names.
+The stack of a decoder alone (LlamaModel), and a classifier on it, are of the generating family: what follows the last
+norm is the pooler's (core/pool), and the model is built without a head.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from octavo.core.layers.context import LayerContext
 from octavo.core.layers.workspace import Workspace
 from octavo.core.models.base import Model, ModelConfig
 from octavo.core.models.decoder.model import DecoderModel
-from octavo.core.models.families import gemma, llama
+from octavo.core.models.encoder import EncoderModel
+from octavo.core.models.families import bert, gemma, llama
 from octavo.core.parallel.shard import Shard
 from octavo.core.quant.formats import PLAIN, WeightFormats
 
@@ -32,17 +35,23 @@ class Family:
     Attributes:
         model_type: Hugging Face's name of its config.
         read: config.json's content -> config. Raises CheckpointError.
-        build: config, context, KV dtype, block size -> model.
+        build: config, context, KV dtype, block size -> model; with has_head=False, one that gives hidden rows.
     """
 
     model_type: str
     read: Callable[[Mapping[str, Any]], Any]
-    build: Callable[[Any, LayerContext, torch.dtype, int], Model] = DecoderModel
+    build: Callable[..., Model] = DecoderModel
 
 
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family("llama", llama.read_llama),
     "Gemma3ForCausalLM": Family("gemma3_text", gemma.read_gemma3),
+    "BertModel": Family("bert", bert.read_bert, EncoderModel),
+    "BertForSequenceClassification": Family("bert", bert.read_bert, EncoderModel),
+    "RobertaModel": Family("roberta", bert.read_roberta, EncoderModel),
+    "RobertaForSequenceClassification": Family("roberta", bert.read_roberta, EncoderModel),
+    "XLMRobertaModel": Family("xlm-roberta", bert.read_roberta, EncoderModel),
+    "XLMRobertaForSequenceClassification": Family("xlm-roberta", bert.read_roberta, EncoderModel),
 }
 """Architecture, as in config.json, to family. Never written to."""
 
@@ -72,6 +81,7 @@ def build_model(
     formats: WeightFormats = PLAIN,
     shard: Shard | None = None,
     expert_parallel: bool = False,
+    has_head: bool = True,
 ) -> Model:
     """Build a model with its ops bound and its buffers allocated; its weights are still to be loaded.
 
@@ -87,6 +97,7 @@ def build_model(
         formats: how the checkpoint stores its weights.
         shard: this rank's place in the group that shares the model; None: it has all of it.
         expert_parallel: ranks share out whole experts, in place of a part of each.
+        has_head: False: the model gives the hidden rows after its last norm.
 
     Raises:
         CheckpointError: see `read_config`.
@@ -118,7 +129,8 @@ def build_model(
         shard=shard or Shard.single(),
         expert_parallel=expert_parallel,
     )
-    return family.build(facts, context, kv_dtype, block_size)
+    options = {} if has_head else {"has_head": False}
+    return family.build(facts, context, kv_dtype, block_size, **options)
 
 
 def _family(config: Mapping[str, Any]) -> Family:
@@ -135,10 +147,18 @@ def _family(config: Mapping[str, Any]) -> Family:
             field="architectures",
         )
     for name in names:
-        if name in FAMILIES:
-            return FAMILIES[name]
+        if (family := FAMILIES.get(name) or FAMILIES.get(_with_head(name))) is not None:
+            return family
     near = difflib.get_close_matches(names[0], FAMILIES, n=3) or list(FAMILIES)
     raise CheckpointError(
         f"config.json: architecture {names[0]} is not implemented; the nearest are {', '.join(near)}",
         field="architectures",
     )
+
+
+def _with_head(name: str) -> str:
+    """The generating architecture with the same stack: of LlamaModel, or of LlamaForSequenceClassification."""
+    for ending in ("TextForSequenceClassification", "ForSequenceClassification", "TextModel", "Model"):
+        if name.endswith(ending):
+            return f"{name.removesuffix(ending)}ForCausalLM"
+    return name

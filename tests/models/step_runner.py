@@ -215,6 +215,7 @@ def load_model(
     block_size: int = 4,
     max_num_batched_tokens: int = 256,
     max_model_len: int = 256,
+    has_head: bool = True,
 ) -> tuple[Model, OpSet]:
     """Build a model from an open checkpoint and load its weights."""
     opset = OpSet(backend)
@@ -227,6 +228,7 @@ def load_model(
         block_size=block_size,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
+        has_head=has_head,
     )
     targets = model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
     load_weights(checkpoint, targets, progress=False)
