@@ -111,6 +111,9 @@ class TinyCheckpoint:
     def read(self, name: str, out: torch.Tensor | None = None) -> torch.Tensor:
         return self._tensors[name] if out is None else out.copy_(self._tensors[name])
 
+    def read_stored(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         for name in self._tensors if names is None else names:
             yield name, self._tensors[name]

@@ -25,6 +25,8 @@ from octavo.core.base.errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
+    from octavo.core.backend.quant import QuantizedTensor
+
 CheckpointFormat = Literal["safetensors", "gguf"]
 
 FINGERPRINT_SAMPLES = 256
@@ -103,7 +105,7 @@ class Checkpoint(Protocol):
         """Bytes a tensor takes in the file."""
         ...
 
-    def read(self, name: str, out: torch.Tensor | None = None) -> torch.Tensor:
+    def read(self, name: str, out: torch.Tensor | None = None) -> torch.Tensor | QuantizedTensor:
         """Read one tensor.
 
         Args:
@@ -113,13 +115,24 @@ class Checkpoint(Protocol):
                 not change: it may be a view of the file.
 
         Returns:
-            `out`, or the new tensor.
+            `out`, or the new tensor. A checkpoint that `open_quantized` wrapped gives a QuantizedTensor for what is
+            stored so, and dequantises it into `out` where there is one.
 
         Errors: CheckpointError when the stored type is not supported or the file is damaged.
         """
         ...
 
-    def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    def read_stored(self, name: str) -> torch.Tensor:
+        """One tensor's elements as they are stored, of any dtype, for readers of quantised layers.
+
+        A quantised type of GGUF gives its blocks' bytes, uint8 [rows, row bytes], in Hugging Face's order of rows. The
+        tensor may be a view of the file: it must not be changed.
+
+        Errors: CheckpointError when the dtype has no counterpart in torch or the file is damaged.
+        """
+        ...
+
+    def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
         """Yield (name, tensor) in the order given (default: file order).
 
         One tensor at a time: each is valid until the next is asked for, and must not be changed.

@@ -93,6 +93,15 @@ class GGUFCheckpoint:
             dequantize(packed, info.type, out, executor=self._executor, num_threads=self._num_threads)
         return out
 
+    def read_stored(self, name: str) -> torch.Tensor:
+        import torch
+
+        info = self._info(name)
+        if info.type.name in PLAIN_DTYPES:
+            return self.read(name)
+        packed = torch.from_numpy(self._packed(name, info).copy())
+        return packed.view(info.shape[0], -1) if len(info.shape) > 1 else packed.view(1, -1)
+
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         import torch
 

@@ -106,16 +106,27 @@ class SafetensorsCheckpoint:
         if entry.dtype not in READABLE_DTYPES:
             raise CheckpointError(
                 f"{entry.file}: tensor {name} is stored as {entry.dtype}; "
-                f"only {', '.join(READABLE_DTYPES)} can be loaded: take the model's unquantised files",
+                f"only {', '.join(READABLE_DTYPES)} can be loaded as plain weights, and the config names no "
+                "quantisation that this tensor belongs to: take the model's unquantised files",
                 field=name,
             )
-        if entry.file not in self._handles:
-            self._handles[entry.file] = _open(entry.file, "pt")
-        tensor: torch.Tensor = self._handles[entry.file].get_tensor(name)
+        tensor = self.read_stored(name)
         if out is None:
             return tensor
         check_out(name, entry.shape, out)
         return out.copy_(tensor)
+
+    def read_stored(self, name: str) -> torch.Tensor:
+        entry = self._entry(name)
+        if entry.file not in self._handles:
+            self._handles[entry.file] = _open(entry.file, "pt")
+        try:
+            tensor: torch.Tensor = self._handles[entry.file].get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{entry.file}: tensor {name} is stored as {entry.dtype}, which can't be read ({error})", field=name
+            ) from error
+        return tensor
 
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         for name in self.names() if names is None else names:

@@ -15,13 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.base.errors import CheckpointError
 
 if TYPE_CHECKING:
-    import torch
-
     from octavo.core.load.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -33,13 +31,13 @@ class WeightTarget:
 
     Attributes:
         shape: the shape the model expects.
-        place: copies what it needs of the tensor, of the stored dtype (float32 if quantised), and changes nothing; the
-            tensor's memory serves the next one.
+        place: copies what it needs of the tensor and changes nothing; the tensor's memory serves the next one. It gets
+            the stored dtype (float32 for GGUF's quantised types), or a QuantizedTensor where the checkpoint has one.
         required: whether a checkpoint without this tensor is an error (a tied output head is not required).
     """
 
     shape: tuple[int, ...]
-    place: Callable[[torch.Tensor], None]
+    place: Callable[[Any], None]
     required: bool = True
 
 

@@ -1,0 +1,196 @@
+"""One stored layer: the tensors of a file that make up one logical weight, and how to read them.
+
+    file                                         models see
+    X.qweight  X.qzeros  X.scales  X.g_idx  ──►  X.weight, a QuantizedTensor [N, K] (or a plain one)
+
+Each format has its own class; `QuantizedCheckpoint` keeps them by logical name and alone calls `read`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from octavo.core.backend.quant import QuantizedTensor, QuantScheme
+from octavo.core.base.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from octavo.core.load.checkpoint import Checkpoint
+
+StoredWeight = torch.Tensor | QuantizedTensor
+
+
+class Files:
+    """The stored tensors of a checkpoint, as readers of quantised layers look at them. Only reads.
+
+    Args:
+        checkpoint: the opened files.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.path = checkpoint.path
+        self._checkpoint = checkpoint
+        self._known = frozenset(checkpoint.names())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._known
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape as stored. CheckpointError when there is no such tensor."""
+        return self._checkpoint.shape(name)
+
+    def dtype(self, name: str) -> str:
+        """As the file names it: "I32", "F8_E4M3", …"""
+        return self._checkpoint.stored_dtype(name)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Its elements as stored; may be a view of the file."""
+        return self._checkpoint.read_stored(name)
+
+    def layers_with(self, suffix: str) -> list[str]:
+        """The layers that have a tensor of this suffix, in file order."""
+        ending = f".{suffix}"
+        return [name.removesuffix(ending) for name in self._checkpoint.names() if name.endswith(ending)]
+
+    def matrix(self, name: str) -> tuple[int, int]:
+        """The shape of a tensor that must have two axes.
+
+        Raises:
+            CheckpointError: it has not.
+        """
+        shape = self.shape(name)
+        if len(shape) != 2:
+            raise CheckpointError(
+                f"{self.path}: {name} has shape {list(shape)}, not two axes; the files are damaged", field=name
+            )
+        return shape[0], shape[1]
+
+    def check_shape(self, name: str, *wanted: tuple[int, ...]) -> None:
+        """Refuse a tensor whose shape is none of the wanted ones, before anything is read.
+
+        Raises:
+            CheckpointError: naming the tensor; also when there is none of that name.
+        """
+        found = self.shape(name)
+        if found not in wanted:
+            shapes = " or ".join(str(list(shape)) for shape in wanted)
+            raise CheckpointError(
+                f"{self.path}: {name} has shape {list(found)} where the layer's other tensors and quantization_config "
+                f"ask for {shapes}; the files are damaged or belong to another config",
+                field=name,
+            )
+
+
+class StoredLayer(abc.ABC):
+    """One logical weight.
+
+    Args:
+        files: where its tensors lie.
+        name: of the layer, without ".weight".
+        suffixes: of the stored tensors that belong to it; those that are not there are passed over.
+
+    Attributes:
+        shape: N and K.
+        kind: how it is stored, for people.
+        tensors: the stored tensors that belong to it.
+    """
+
+    shape: tuple[int, int]
+    kind: str
+
+    def __init__(self, files: Files, name: str, suffixes: Sequence[str]) -> None:
+        self.name = name
+        self.tensors = tuple(full for suffix in suffixes if (full := f"{name}.{suffix}") in files)
+        self._files = files
+
+    @property
+    @abc.abstractmethod
+    def scheme(self) -> QuantScheme | None:
+        """Of what `read` gives; None: a plain tensor."""
+
+    @property
+    def input_order(self) -> torch.Tensor | None:
+        """The order [K] of the columns that `read` gives; None: the original one."""
+        return None
+
+    @abc.abstractmethod
+    def read(self) -> StoredWeight:
+        """The weight [N, K].
+
+        Raises:
+            CheckpointError: the stored tensors contradict each other.
+        """
+
+    def read_plain(self) -> torch.Tensor:
+        """The weight [N, K] in fp32, its columns in the original order. CheckpointError as `read`."""
+        return dequantized(self.read(), self.input_order)
+
+    def _has(self, suffix: str) -> bool:
+        return f"{self.name}.{suffix}" in self._files
+
+    def _read(self, suffix: str) -> torch.Tensor:
+        return self._files.read(f"{self.name}.{suffix}")
+
+    def _check(self, suffix: str, *wanted: tuple[int, ...]) -> None:
+        self._files.check_shape(f"{self.name}.{suffix}", *wanted)
+
+    def _fault(self, suffix: str, reason: str) -> CheckpointError:
+        name = f"{self.name}.{suffix}"
+        return CheckpointError(f"{self._files.path}: {name} {reason}", field=name)
+
+
+def by_weight(layers: Iterable[StoredLayer]) -> dict[str, StoredLayer]:
+    """The layers by the names of their logical weights."""
+    return {f"{layer.name}.weight": layer for layer in layers}
+
+
+def dequantized(weight: StoredWeight, order_K: torch.Tensor | None) -> torch.Tensor:
+    """A weight without codes, its columns put back where they were read in another order."""
+    if not isinstance(weight, QuantizedTensor):
+        return weight
+    plain = weight.dequantize()
+    if order_K is None:
+        return plain
+    restored = torch.empty_like(plain)
+    restored[:, order_K] = plain
+    return restored
+
+
+def in_float(values: torch.Tensor) -> torch.Tensor:
+    """Scales in fp32, contiguous."""
+    return values.to(torch.float32).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnGroups:
+    """The groups of a weight's columns where a tensor names each column's group (act-order).
+
+    Attributes:
+        group_K: the group of each column.
+        order_K: the columns sorted by their group, stable; None where they lie so already.
+        is_even: whether the sorted groups have the sizes that a group size tells.
+    """
+
+    group_K: torch.Tensor
+    order_K: torch.Tensor | None
+    is_even: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the groups are those that a group size alone tells."""
+        return self.is_even and self.order_K is None
+
+    @classmethod
+    def of(cls, group_K: torch.Tensor, group_size: int, num_groups: int) -> ColumnGroups:
+        """Sort columns by their groups, which must lie in 0 .. num_groups - 1 (ValueError). group_size 0: one group."""
+        group_K = group_K.to(torch.int64)
+        if len(group_K) and not 0 <= int(group_K.min()) <= int(group_K.max()) < num_groups:
+            raise ValueError(f"names groups {int(group_K.min())} .. {int(group_K.max())} of {num_groups}")
+        even_K = torch.arange(len(group_K)) // (group_size or max(len(group_K), 1))
+        order_K = torch.argsort(group_K, stable=True)
+        in_order = bool(torch.equal(order_K, torch.arange(len(group_K))))
+        return cls(group_K, None if in_order else order_K, bool(torch.equal(group_K[order_K], even_K)))

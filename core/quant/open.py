@@ -1,0 +1,94 @@
+"""From an opened checkpoint to one whose quantised layers can be read, and what layers must know of them.
+
+config["quantization_config"]["quant_method"]  ─┬─ none            quantization None: as it is; else quantised at load
+                                                ├─ a known one     its reader
+                                                └─ another         refused, with the known ones
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from octavo.core.base.errors import CheckpointError, ConfigError
+from octavo.core.quant.awq import awq_layers
+from octavo.core.quant.bitsandbytes import bitsandbytes_layers
+from octavo.core.quant.checkpoint import QuantizedCheckpoint, StoredFormats
+from octavo.core.quant.compressed import compressed_layers
+from octavo.core.quant.formats import PLAIN, WeightFormats
+from octavo.core.quant.fp8 import fp8_layers
+from octavo.core.quant.gptq import gptq_layers
+from octavo.core.quant.layer import Files, StoredLayer
+from octavo.core.quant.mxfp4 import mxfp4_layers
+from octavo.core.quant.onload import KINDS, onload_layers
+
+if TYPE_CHECKING:
+    from octavo.core.load.checkpoint import Checkpoint
+
+Reader = Callable[[Files, Mapping[str, Any]], dict[str, StoredLayer]]
+
+READERS: Mapping[str, Reader] = {
+    "awq": awq_layers,
+    "gptq": gptq_layers,
+    "compressed-tensors": compressed_layers,
+    "fp8": fp8_layers,
+    "fbgemm_fp8": fp8_layers,
+    "bitsandbytes": bitsandbytes_layers,
+    "mxfp4": mxfp4_layers,
+}
+"""The formats of quantised checkpoints, by the name that their config gives. Never written to."""
+
+
+def open_quantized(checkpoint: Checkpoint, quantization: str | None = None) -> tuple[Checkpoint, WeightFormats]:
+    """A checkpoint with one weight per layer, and how each is stored.
+
+    Args:
+        checkpoint: as `open_checkpoint` gave it; it is closed with the one that is returned.
+        quantization: a key of `KINDS` quantises a plain checkpoint while it is read; the name of the format that the
+            checkpoint has is accepted, too; None takes it as it is.
+
+    Raises:
+        CheckpointError: a format that is not known, or files that contradict their config.
+        ConfigError: `quantization` does not fit the checkpoint.
+    """
+    config = checkpoint.config.get("quantization_config")
+    if not config:
+        return _plain(checkpoint, quantization)
+    method = _method(config)
+    if quantization not in (None, method):
+        raise ConfigError(
+            f"quantization is {quantization!r}, but {checkpoint.path} is quantised by {method}; leave it out",
+            field="quantization",
+        )
+    layers = READERS[method](Files(checkpoint), config)
+    if not layers:
+        raise CheckpointError(
+            f"{checkpoint.path}: quantization_config names {method}, but no tensor is stored so; config and files do "
+            "not belong together",
+            field="quantization_config",
+        )
+    return QuantizedCheckpoint(checkpoint, layers), StoredFormats(layers)
+
+
+def _plain(checkpoint: Checkpoint, quantization: str | None) -> tuple[Checkpoint, WeightFormats]:
+    if quantization is None:
+        return checkpoint, PLAIN
+    if quantization not in KINDS:
+        raise ConfigError(
+            f"quantization is {quantization!r}, but {checkpoint.path} is not quantised so; a plain checkpoint can be "
+            f"quantised to {', '.join(KINDS)} while it loads",
+            field="quantization",
+        )
+    layers = onload_layers(checkpoint, quantization)
+    return QuantizedCheckpoint(checkpoint, layers, made=quantization), StoredFormats(layers)
+
+
+def _method(config: Any) -> str:
+    """The key of `READERS` that a `quantization_config` names."""
+    method = config.get("quant_method") if isinstance(config, Mapping) else config
+    if not isinstance(method, str) or method.lower() not in READERS:
+        raise CheckpointError(
+            f"config.json: quantization_config.quant_method is {method!r}; {', '.join(READERS)} can be loaded",
+            field="quantization_config",
+        )
+    return method.lower()
