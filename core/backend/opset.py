@@ -39,7 +39,8 @@ class OpChoice:
 
     Attributes:
         reason: why it is not the backend's own; empty when it is.
-        calls: calls so far of a fallback; always 0 for the others, which are not counted.
+        calls: calls so far of a fallback; always 0 for the others, which are not counted. They are the host's: a step
+            that a device has recorded counts when it is recorded, and no more when it is replayed.
     """
 
     op: str
