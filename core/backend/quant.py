@@ -207,6 +207,42 @@ class QuantizedTensor:
         block = self.scheme.format.block
         return rows, columns if block is None else columns // block.num_bytes * block.elements
 
+    def rows(self, first: int, end: int) -> QuantizedTensor:
+        """Rows first .. end - 1 as a weight of its own, for a rank or an expert; views of this one's tensors.
+
+        Raises ValueError unless they lie inside the weight and begin where a block of rows that share scales does.
+        """
+        block_rows = self.scheme.block_rows
+        self._check_slice("rows", first, end, self.shape[0], (first,), block_rows)
+        grid = slice(None) if self.scheme.group_size == -1 else slice(first // block_rows, -(-end // block_rows))
+        zeros = None if self.zero_points is None else self.zero_points[grid]
+        return replace(self, codes_NK=self.codes_NK[first:end], scales=self.scales[grid], zero_points=zeros)
+
+    def columns(self, first: int, end: int) -> QuantizedTensor:
+        """Columns first .. end - 1 as a weight of its own; see `rows`.
+
+        Raises ValueError unless they lie inside the weight, and both ends where a group of columns that share a scale
+        begins; the last column ends one, too.
+        """
+        block, group = self.scheme.format.block, self.scheme.group_size
+        step = max(group, 1) if block is None else block.elements
+        inner_ends = (first, end) if end < self.shape[1] else (first,)
+        self._check_slice("columns", first, end, self.shape[1], inner_ends, step)
+        if block is not None:
+            packed = self.codes_NK[:, first // step * block.num_bytes : end // step * block.num_bytes]
+            return replace(self, codes_NK=packed)
+        grid = slice(first // step, -(-end // step)) if group > 0 else slice(None)
+        zeros = None if self.zero_points is None else self.zero_points[:, grid]
+        return replace(self, codes_NK=self.codes_NK[:, first:end], scales=self.scales[:, grid], zero_points=zeros)
+
+    def _check_slice(self, what: str, first: int, end: int, limit: int, cuts: tuple[int, ...], step: int) -> None:
+        if not 0 <= first <= end <= limit:
+            raise ValueError(f"{what} {first} .. {end} do not lie inside a weight {list(self.shape)}")
+        if any(cut % step for cut in cuts):
+            raise ValueError(
+                f"{what} {first} .. {end} cut a block of {step} {what} that share their scales; cut at multiples of it"
+            )
+
     def dequantize(self) -> torch.Tensor:
         """The plain weight [N, K] in fp32: (code - zero_point) * scale; of a GGUF format, what the format defines."""
         if self.scheme.format.block is not None:

@@ -188,3 +188,61 @@ def test_activations_in_groups_with_a_ragged_last_one() -> None:
     ops.quantize(x, scheme, out=codes, scales=scales)
     torch.testing.assert_close(scales, torch.tensor([[1, 1, 2 / 127], [0.5, 2, 1]]))
     assert codes.tolist() == [[127, 1, 2, 3, 0, 0, 0, 0, 127, 64], [1, -127, 0, 0, 127, 0, 1, 2, -127, 1]]
+
+
+SLICED = {
+    "int8 rows": QuantScheme(INT8),
+    "int8 tensor": QuantScheme(INT8, -1, symmetric=False),
+    "int4 groups": QuantScheme(INT4, 4, symmetric=False),
+    "fp8 blocks": QuantScheme(FP8, 4, block_rows=3),
+    "mxfp4": QuantScheme(MXFP4, 32),
+}
+
+
+def sliceable(scheme: QuantScheme, rows: int, columns: int) -> QuantizedTensor:
+    shape = scheme.scale_shape(rows, columns)
+    codes = integers(0, 7, rows, columns).to(scheme.format.code_dtype)
+    zeros = None if scheme.symmetric else integers(0, 7, *shape, seed=2)
+    return QuantizedTensor(scheme, codes, torch.exp2(integers(-4, 4, *shape, seed=1).float()), zeros)
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_slices_are_those_of_the_plain_weight(name: str) -> None:
+    scheme = SLICED[name]
+    step_rows, step_columns = scheme.block_rows, max(scheme.group_size, 1)
+    part = sliceable(scheme, 10, 70)
+    plain = part.dequantize()
+    for first in range(0, 10, step_rows):
+        for end in range(first, 11):
+            assert torch.equal(part.rows(first, end).dequantize(), plain[first:end])
+    for first in range(0, 70, step_columns):
+        for end in (*range(first, 70, step_columns), 70):
+            assert torch.equal(part.columns(first, end).dequantize(), plain[:, first:end])
+
+
+@pytest.mark.parametrize("quant_format", GGUF)
+def test_slices_of_gguf_weights(quant_format: QuantFormat) -> None:
+    part = gguf_weight(quant_format)
+    assert quant_format.block is not None
+    elements = quant_format.block.elements
+    plain = part.dequantize()
+    assert torch.equal(part.rows(1, 3).dequantize(), plain[1:3])
+    assert torch.equal(part.columns(elements, 3 * elements).dequantize(), plain[:, elements : 3 * elements])
+    with pytest.raises(ValueError, match="share their scales"):
+        part.columns(elements // 2, 3 * elements)
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "first", "end", "message"),
+    [
+        ("int4 groups", "columns", 2, 8, "share their scales"),
+        ("int4 groups", "columns", 4, 10, "share their scales"),
+        ("fp8 blocks", "rows", 1, 6, "share their scales"),
+        ("mxfp4", "columns", 16, 64, "share their scales"),
+        ("int8 rows", "rows", 5, 11, "do not lie inside"),
+        ("int8 rows", "columns", 8, 4, "do not lie inside"),
+    ],
+)
+def test_slices_that_have_no_meaning(name: str, what: str, first: int, end: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        getattr(sliceable(SLICED[name], 10, 70), what)(first, end)
