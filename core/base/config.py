@@ -39,10 +39,14 @@ class EngineConfig:
     )
     strict_backend: bool = option(False, "refuse to start where an op would fall back to plain torch", kind=Kind.BOOL)
     num_threads: int | None = option(
-        None, "host threads that compute (default: the cores this process may use)", kind=Kind.INT, low=1, high=1024
-    )
+        None, "host threads that compute, over all devices (default: the cores this process may use)",
+        kind=Kind.INT, low=1, high=1024,
+    )  # fmt: skip
     tensor_parallel_size: int = option(
-        1, "devices that one model is split over; this version runs on one", kind=Kind.INT, low=1, high=1
+        1, "devices that one model is split over, a process for each", kind=Kind.INT, low=1, high=1024
+    )
+    expert_parallel: bool = option(
+        False, "give each of these devices whole experts, in place of a part of every expert", kind=Kind.BOOL
     )
 
     dtype: str = option("auto", "how weights are stored; auto keeps the checkpoint's type", choices=DTYPES)

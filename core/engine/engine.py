@@ -13,48 +13,23 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
-from typing import Protocol, Self
+from collections.abc import Iterable, Sequence
+from typing import Self
 
 from octavo.core.backend.opset import OpChoice
 from octavo.core.base.config import EngineConfig
-from octavo.core.base.errors import EngineDead
+from octavo.core.base.errors import EngineDead, InvalidRequest
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason
+from octavo.core.engine.executor import Executor, make_executor
 from octavo.core.engine.prompt_scores import PromptLogprobsLimit
-from octavo.core.engine.resolve import EngineSizes
 from octavo.core.engine.wire import EngineOutput, EngineRequest, choice_id, split_choice_id
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.sched.block_manager import BlockManager
-from octavo.core.sched.kv_groups import KVGroupSpec
-from octavo.core.sched.output import ModelRunnerOutput, RequestDelta, SchedulerOutput
+from octavo.core.sched.output import RequestDelta
 from octavo.core.sched.policy import SchedulerLimits
 from octavo.core.sched.request import Request
 from octavo.core.sched.scheduler import Scheduler
-
-
-class Executor(Protocol):
-    """Runs steps on one or more devices. `Worker` is the executor of one device.
-
-    Attributes:
-        sizes: of a step and a request.
-        vocab_size: width of the logits.
-        kv_groups, num_kv_blocks: the KV cache as the scheduler sees it.
-    """
-
-    sizes: EngineSizes
-    vocab_size: int
-    kv_groups: tuple[KVGroupSpec, ...]
-    num_kv_blocks: int
-
-    def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step."""
-
-    def op_choices(self) -> tuple[OpChoice, ...]:
-        """Which implementation runs each op."""
-
-    def close(self) -> None:
-        """Release devices and memory. Idempotent."""
 
 
 class Engine:
@@ -98,14 +73,13 @@ class Engine:
 
         Raises:
             UserError: the backend, the checkpoint or the memory budget is at fault; nothing is left behind.
+            EngineDead: a process of a rank ended.
         """
-        from octavo.core.engine.worker import Worker  # imports torch and the models
-
-        worker = Worker(config, checkpoint)
+        executor = make_executor(config, checkpoint)
         try:
-            return cls(config, worker)
+            return cls(config, executor)
         except BaseException:
-            worker.close()
+            executor.close()
             raise
 
     def add_request(self, request: EngineRequest) -> None:
@@ -117,6 +91,12 @@ class Engine:
         """
         self._check_alive()
         params = request.params
+        if params.logits_processors and not self._executor.is_in_process:
+            raise InvalidRequest(
+                "logits_processors can't cross to the processes of a model that is split over ranks; leave them out, "
+                "or set tensor_parallel_size to 1",
+                field="logits_processors",
+            )
         if params.seed is None:
             params = params.with_(seed=self._seeds.getrandbits(64))
         sibling_params = params if params.prompt_logprobs is None else params.with_(prompt_logprobs=None)
@@ -170,6 +150,18 @@ class Engine:
             self._dead = f"a step of the engine failed: {type(error).__name__}: {error}; make a new engine"
             raise
         return [_output(delta) for delta in deltas]
+
+    def watched(self) -> Sequence[int]:
+        """File descriptors that become readable when something ends the engine between two steps: then `check`."""
+        return self._executor.watched()
+
+    def check(self) -> None:
+        """Raise what has ended the engine since the last step, if anything has."""
+        try:
+            self._executor.check()
+        except BaseException as error:
+            self._dead = f"the engine ended: {error}; make a new engine"
+            raise
 
     def stats(self) -> SchedulerStats:
         """Gauges and totals at this moment."""

@@ -139,6 +139,8 @@ def error_of(message: Refused | Failed) -> Exception:
     kind = getattr(errors, message.kind, None)
     if isinstance(kind, type) and issubclass(kind, UserError):
         return kind(message.message, field=message.field)
+    if kind is EngineDead:
+        return EngineDead(message.message)
     cause = f"{message.kind}: {message.message}" if message.message else message.kind
     return EngineDead(f"the engine process failed: {cause}")
 

@@ -48,6 +48,10 @@ class EngineLoop:
         self._inbox = inbox
         self._outbox = outbox
         self._running = True
+        self._poller = zmq.Poller()
+        self._poller.register(inbox, zmq.POLLIN)
+        for fileno in engine.watched():
+            self._poller.register(fileno, zmq.POLLIN)
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -63,10 +67,17 @@ class EngineLoop:
         """Handle what has arrived; with `wait`, sleep until something does."""
         outputs: list[EngineOutput] = []
         timeout_ms = None if wait else 0
-        while self._running and self._inbox.poll(timeout_ms):
+        while self._running and self._arrives(timeout_ms):
             timeout_ms = 0
             outputs += self._handle(messages.decode_to_engine(self._inbox.recv()))
         return outputs
+
+    def _arrives(self, timeout_ms: int | None) -> bool:
+        """Whether a message is there, or comes in time. Raises what has ended the engine meanwhile."""
+        ready = dict(self._poller.poll(timeout_ms))
+        if any(fileno in ready for fileno in self._engine.watched()):
+            self._engine.check()
+        return self._inbox in ready
 
     def _handle(self, message: messages.ToEngine) -> list[EngineOutput]:
         match message:

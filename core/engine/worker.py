@@ -88,7 +88,7 @@ class Worker:
         check_weights_fit(part_bytes, sizes, backend.memory_info().free_bytes)
         self._comm = backend.communicator(self._place.rank, self._place.size, self._place.address)
         self._opset = OpSet(backend, strict=config.strict_backend, package=package)
-        self._model = _build(checkpoint, sizes, backend, self._opset, layer_overrides, self._comm)
+        self._model = _build(checkpoint, sizes, backend, self._opset, layer_overrides, self._comm, config)
         targets = self._model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
         load_weights(checkpoint, targets, progress=None if config.progress else False)
         self.vocab_size = self._model.vocab_size
@@ -191,6 +191,7 @@ def _build(
     opset: OpSet,
     layer_overrides: Mapping[str, type],
     comm: Communicator,
+    config: EngineConfig,
 ) -> Model:
     return build_model(
         checkpoint.config,
@@ -203,11 +204,14 @@ def _build(
         max_model_len=sizes.max_model_len,
         layer_overrides=layer_overrides,
         shard=Shard.of(comm),
+        expert_parallel=config.expert_parallel,
     )
 
 
 def _fewest(backend: DeviceBackend, comm: Communicator, num_blocks: int) -> int:
     """The smallest number of any rank: the scheduler's blocks must exist on all of them."""
+    if comm.world_size == 1:
+        return num_blocks
     own = backend.from_host(torch.tensor([num_blocks]))
     of_ranks = backend.empty(comm.world_size, 1, dtype=torch.int64)
     comm.all_gather(own, out=of_ranks)

@@ -41,7 +41,7 @@ def test_a_config_cannot_be_changed():
         ({"model": 7}, "model", "a text"),
         ({"model": "m", "num_kv_blocks": 4, "kv_cache_memory_bytes": 1 << 20}, "num_kv_blocks", "give one of them"),
         ({"model": "m", "quantization": "awq"}, "quantization", "leave it out"),
-        ({"model": "m", "tensor_parallel_size": 2}, "tensor_parallel_size", "between 1 and 1"),
+        ({"model": "m", "tensor_parallel_size": 0}, "tensor_parallel_size", "between 1 and 1024"),
         ({"model": "m", "scheduling_policy": "lifo"}, "scheduling_policy", "fcfs, priority"),
     ],
 )

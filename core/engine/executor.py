@@ -1,0 +1,65 @@
+"""What runs an engine's steps: one device in this process, or a process for each rank of a group.
+
+tensor_parallel_size 1     Engine ──> Worker
+tensor_parallel_size N     Engine ──> MultiprocExecutor ──> N processes, a Worker in each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from octavo.core.backend.opset import OpChoice
+from octavo.core.base.config import EngineConfig
+from octavo.core.engine.resolve import EngineSizes
+from octavo.core.load.checkpoint import Checkpoint
+from octavo.core.sched.kv_groups import KVGroupSpec
+from octavo.core.sched.output import ModelRunnerOutput, SchedulerOutput
+
+
+class Executor(Protocol):
+    """Runs steps on one or more devices.
+
+    Attributes:
+        sizes: of a step and a request.
+        vocab_size: width of the logits.
+        kv_groups, num_kv_blocks: the KV cache as the scheduler sees it.
+        is_in_process: whether steps run in this process, so that they may call what a request brings.
+    """
+
+    sizes: EngineSizes
+    vocab_size: int
+    kv_groups: tuple[KVGroupSpec, ...]
+    num_kv_blocks: int
+    is_in_process: bool
+
+    def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step."""
+
+    def op_choices(self) -> tuple[OpChoice, ...]:
+        """Which implementation runs each op."""
+
+    def watched(self) -> Sequence[int]:
+        """File descriptors that become readable, between steps, when the executor has failed by itself."""
+
+    def check(self) -> None:
+        """Raise what has ended the executor between steps, if anything has."""
+
+    def close(self) -> None:
+        """Release devices, memory and processes. Idempotent."""
+
+
+def make_executor(config: EngineConfig, checkpoint: Checkpoint) -> Executor:
+    """Load a model, ready to run.
+
+    Raises:
+        UserError: the backend, the checkpoint or the memory budget is at fault; nothing is left behind.
+        EngineDead: a rank's process ended.
+    """
+    if config.tensor_parallel_size > 1:
+        from octavo.core.engine.multiproc import MultiprocExecutor
+
+        return MultiprocExecutor(config, checkpoint.path)
+    from octavo.core.engine.worker import Worker  # imports the models
+
+    return Worker(config, checkpoint)
