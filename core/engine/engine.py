@@ -62,6 +62,7 @@ class Engine:
             max_model_len=sizes.max_model_len,
             policy=config.scheduling_policy,
             long_prefill_threshold=config.long_prefill_threshold,
+            rotary_switch_tokens=sizes.rotary_switch_tokens,
         )
         self._scheduler = Scheduler(limits, self._blocks, token_limits=(PromptLogprobsLimit(),))
         self._seeds = random.Random(config.seed)

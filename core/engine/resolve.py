@@ -47,6 +47,7 @@ class EngineSizes:
         max_num_batched_tokens: tokens of a step.
         max_model_len: tokens of a prompt and its reply.
         kv_memory_fraction: share of the free memory for the KV cache where no size is given.
+        rotary_switch_tokens: as the model's config says it.
     """
 
     dtype: torch.dtype
@@ -56,6 +57,7 @@ class EngineSizes:
     max_num_batched_tokens: int
     max_model_len: int
     kv_memory_fraction: float
+    rotary_switch_tokens: int | None
 
 
 def resolve_sizes(
@@ -91,6 +93,7 @@ def resolve_sizes(
         max_num_batched_tokens=_tokens_of_buckets(config.max_num_batched_tokens, default_tokens, device),
         max_model_len=config.max_model_len or model.max_position,
         kv_memory_fraction=config.kv_memory_fraction or device.kv_memory_fraction,
+        rotary_switch_tokens=model.rotary_switch_tokens,
     )
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo.core.base.errors import CheckpointError
 from octavo.core.layers.context import LayerContext
 from octavo.core.layers.rope_scaling import RopeScaling, plain_frequencies
 
@@ -92,9 +93,13 @@ def model_switch_tokens(layers: Iterable[RopeParameters | None]) -> int | None:
     """The one switch of a model's layers (None for a layer without positions); None where no layer has any.
 
     Raises:
-        ValueError: layers switch at different lengths, which one offset per request can't express.
+        CheckpointError: layers switch at different lengths, which one offset per request can't express.
     """
     switches = {rope.switch_tokens for rope in layers if rope is not None and rope.switch_tokens is not None}
     if len(switches) > 1:
-        raise ValueError(f"layers change their rotary frequencies at different lengths: {sorted(switches)}")
+        raise CheckpointError(
+            f"config.json: layers change their rotary frequencies at different lengths, {sorted(switches)}; give "
+            "them one",
+            field="rope_parameters",
+        )
     return switches.pop() if switches else None

@@ -34,6 +34,13 @@ class ModelConfig(Protocol):
         """Positions the checkpoint was made for, in tokens; an upper limit of max_model_len."""
 
     @property
+    def rotary_switch_tokens(self) -> int | None:
+        """Requests that may compute more tokens than this have rotary rows of their own, which begin there.
+
+        None: the rotary frequencies of all requests are the same. See layers/rope.py.
+        """
+
+    @property
     def num_layers(self) -> int:
         """Decoder layers."""
 
@@ -86,5 +93,5 @@ class Model(Protocol):
         """One step over the batch: writes K and V of its tokens, and `logits_RV` for the rows `logit_rows_R`.
 
         Requires: weights loaded, `bind_kv` called, at most max_num_batched_tokens tokens, positions below
-        max_model_len, plans made for this step.
+        max_model_len (above their request's rotary offset), plans made for this step.
         """

@@ -160,7 +160,7 @@ def test_the_cache_stores_what_the_model_computes_in(null: NullWorld, dtype: str
         default_dtype=torch.bfloat16,
         kv_dtypes=(torch.bfloat16, torch.float16, torch.float32),
     )
-    model: Any = SimpleNamespace(max_position=64)
+    model: Any = SimpleNamespace(max_position=64, rotary_switch_tokens=None)
     assert resolve_sizes(null.config(dtype=dtype), {}, model, device).kv_dtype == kv_dtype
     chosen = null.config(dtype=dtype, kv_cache_dtype="float16")
     assert resolve_sizes(chosen, {}, model, device).kv_dtype == torch.float16

@@ -44,6 +44,7 @@ class NullConfig:
     max_position: int = 4096
     hidden_size: int = 8
     windows: tuple[int | None, ...] = (None, None)
+    rotary_switch_tokens: int | None = None
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> NullConfig:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from octavo.core.base.errors import CheckpointError
 from octavo.core.layers.alibi import alibi_slopes
 from octavo.core.layers.rope import RopeParameters, RotaryTables, cos_sin_table, model_switch_tokens
 from octavo.core.layers.rope_scaling import DynamicScaling, LinearScaling, LongRopeScaling
@@ -73,7 +74,7 @@ def test_a_model_has_one_switch():
     assert model_switch_tokens([PLAIN, None]) is None
     assert model_switch_tokens([PLAIN, LONG, None, DYNAMIC]) == 32
     other = RopeParameters(1000.0, 8, DynamicScaling(4.0, 64))
-    with pytest.raises(ValueError, match=r"\[32, 64\]"):
+    with pytest.raises(CheckpointError, match=r"\[32, 64\]"):
         model_switch_tokens([LONG, other])
 
 

@@ -102,6 +102,7 @@ class StepRunner:
 
     def __init__(self, model: Model, backend: Any, opset: OpSet, *, num_blocks: int = 400, seed: int = 0) -> None:
         self.groups = group_layers(model.kv_specs())
+        self.vocab_size = model.vocab_size
         self._model = model
         self._backend = backend
         self._opset = opset
@@ -116,12 +117,22 @@ class StepRunner:
         self._tables: dict[str, list[list[int]]] = {}
         self._freed: dict[tuple[str, int], int] = {}
         self._lengths: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
+
+    def expect(self, name: str, num_tokens: int) -> None:
+        """Say how many tokens a sequence will compute in all, before its first step; it decides its rotary rows."""
+        switch = self._model.config.rotary_switch_tokens
+        self._offsets[name] = switch if switch is not None and num_tokens > switch else 0
 
     def step(self, batch: Sequence[tuple[str, Sequence[int]]], *, keep: int | None = None) -> list[torch.Tensor]:
         """Compute the next tokens of each sequence; logits at each of them, or at the last `keep` of each."""
         starts = [self._lengths.get(name, 0) for name, _ in batch]
         token_ids = [token for _, tokens in batch for token in tokens]
-        positions = [start + i for start, (_, tokens) in zip(starts, batch, strict=True) for i in range(len(tokens))]
+        positions = [
+            self._offsets.get(name, 0) + start + i
+            for start, (name, tokens) in zip(starts, batch, strict=True)
+            for i in range(len(tokens))
+        ]
         plans = tuple(
             self._opset.plan(self._metadata(index, group, batch, starts)) for index, group in enumerate(self.groups)
         )
@@ -147,11 +158,14 @@ class StepRunner:
     ) -> torch.Tensor:
         """A sequence alone, in chunks; logits at every position, or at the last `keep` of each chunk."""
         chunk = chunk or len(token_ids)
+        if name not in self._offsets:
+            self.expect(name, len(token_ids))
         parts = [token_ids[start : start + chunk] for start in range(0, len(token_ids), chunk)]
         return torch.cat([self.step([(name, part)], keep=keep)[0] for part in parts])
 
     def greedy(self, name: str, token_ids: Sequence[int], num_tokens: int, chunk: int | None = None) -> list[int]:
         """A prompt's most likely continuation."""
+        self.expect(name, len(token_ids) + num_tokens - 1)
         logits = self.prompt(name, token_ids, chunk)
         tokens = [int(logits[-1].argmax())]
         while len(tokens) < num_tokens:
@@ -163,6 +177,7 @@ class StepRunner:
         for index, table in enumerate(self._tables.pop(name)):
             self._free[:0] = table[self._freed.pop((name, index), 0) :]
         del self._lengths[name]
+        self._offsets.pop(name, None)
 
     def _metadata(
         self, index: int, group: KVGroup, batch: Sequence[tuple[str, Sequence[int]]], starts: Sequence[int]

@@ -19,7 +19,7 @@ import torch
 
 from octavo.core.backend.kv import KVCacheSpec
 from octavo.core.backend.specs import Gate
-from octavo.core.layers.rope import RopeParameters
+from octavo.core.layers.rope import RopeParameters, model_switch_tokens
 from octavo.core.parallel.shard import Shard
 
 NormKind = Literal["rms", "rms_plus_one", "layer"]
@@ -190,6 +190,11 @@ class DecoderConfig:
     def softmax_scale(self) -> float:
         """Multiplies attention scores."""
         return 1.0 / math.sqrt(self.head_dim) if self.score_scale is None else self.score_scale
+
+    @property
+    def rotary_switch_tokens(self) -> int | None:
+        """See `base.ModelConfig`. Raises CheckpointError where layers differ."""
+        return model_switch_tokens(self.ropes)
 
     def window(self, layer: int) -> int | None:
         """A layer's attention window in tokens; None sees all."""

@@ -63,7 +63,7 @@ class DecoderModel:
             scale=config.embedding_scale,
             tied=config.tied,
         )
-        tables = RotaryTables(context)
+        tables = RotaryTables(context, config.rotary_switch_tokens)
         block = BLOCKS[config.order]
         self._layers = [block(context, config, index, tables, spec) for index, spec in enumerate(self._kv_specs)]
         self._norm = build_norm(context, config, config.names.final_norm, residual=self._has_pending)
