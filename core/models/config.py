@@ -99,6 +99,34 @@ class ConfigReader:
             raise self._wrong(name, value, "an integer of at least 1")
         return value
 
+    def optional_integer(self, name: str) -> int | None:
+        """An integer of at least 1; None where absent or null."""
+        self._seen.add(name)
+        return self.integer(name) if self.has(name) else None
+
+    def count(self, name: str, default: int) -> int:
+        """An integer of at least 0; `default` where absent or null."""
+        value = self._take(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self._wrong(name, value, "an integer of at least 0")
+        return value
+
+    def integers(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """A list of integers of at least 0, perhaps empty; `default` where absent or null."""
+        self._seen.add(name)
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, list) or any(type(item) is not int or item < 0 for item in value):
+            raise self._wrong(name, value, "a list of integers of at least 0")
+        return tuple(value)
+
+    def expect(self, name: str, value: int) -> None:
+        """Refuse the field unless it is absent, null, or repeats what other fields say."""
+        self._seen.add(name)
+        if self.has(name) and self._values[name] != value:
+            raise self._wrong(name, self._values[name], f"{value}, as other fields say")
+
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0; `default` where absent or null, and required without one."""
         value = self._take(name, default)

@@ -9,8 +9,7 @@ norm is the pooler's (core/pool), and the model is built without a head.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,39 +20,9 @@ from octavo.core.base.errors import CheckpointError, ConfigError
 from octavo.core.layers.context import LayerContext
 from octavo.core.layers.workspace import Workspace
 from octavo.core.models.base import Model, ModelConfig
-from octavo.core.models.decoder.model import DecoderModel
-from octavo.core.models.encoder import EncoderModel
-from octavo.core.models.families import bert, gemma, llama
+from octavo.core.models.families.table import FAMILIES, Family
 from octavo.core.parallel.shard import Shard
 from octavo.core.quant.formats import PLAIN, WeightFormats
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """How to read and build one architecture.
-
-    Attributes:
-        model_type: Hugging Face's name of its config.
-        read: config.json's content -> config. Raises CheckpointError.
-        build: config, context, KV dtype, block size -> model; with has_head=False, one that gives hidden rows.
-    """
-
-    model_type: str
-    read: Callable[[Mapping[str, Any]], Any]
-    build: Callable[..., Model] = DecoderModel
-
-
-FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": Family("llama", llama.read_llama),
-    "Gemma3ForCausalLM": Family("gemma3_text", gemma.read_gemma3),
-    "BertModel": Family("bert", bert.read_bert, EncoderModel),
-    "BertForSequenceClassification": Family("bert", bert.read_bert, EncoderModel),
-    "RobertaModel": Family("roberta", bert.read_roberta, EncoderModel),
-    "RobertaForSequenceClassification": Family("roberta", bert.read_roberta, EncoderModel),
-    "XLMRobertaModel": Family("xlm-roberta", bert.read_roberta, EncoderModel),
-    "XLMRobertaForSequenceClassification": Family("xlm-roberta", bert.read_roberta, EncoderModel),
-}
-"""Architecture, as in config.json, to family. Never written to."""
 
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:

@@ -52,11 +52,13 @@ class SelfAttention:
         self._backend = context.backend
         prefix = config.names.layer.format(index)
         self._build_products(context, config, prefix, residual)
-        self._norms = _qk_norms(context, config, prefix, self._heads, self._kv_heads)
+        rope = config.ropes[index]
+        # Unit norms stand before the rotation, which changes no length, and only where there is one.
+        has_norms = config.qk_norm != "unit" or rope is not None
+        self._norms = _qk_norms(context, config, prefix, self._heads, self._kv_heads) if has_norms else ()
         self._sinks_name = f"{prefix}.{config.names.sinks}"
         self._num_heads = config.num_heads
         self._sinks_H = self._backend.empty(self._local[0], dtype=torch.float32) if config.sinks else None
-        rope = config.ropes[index]
         self._head_dim = config.head_dim
         self.attention = context.layer(Attention)(
             context,

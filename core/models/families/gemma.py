@@ -14,9 +14,38 @@ from typing import Any
 from octavo.core.models.config import ConfigReader
 from octavo.core.models.decoder.config import DecoderConfig, WeightNames
 from octavo.core.models.families.reading import FULL, GATES, SLIDING, read_layer_types, read_sizes, read_windows
-from octavo.core.models.rope import read_layer_ropes
+from octavo.core.models.rope import derived_max_position, read_layer_ropes, read_rope
 
 SANDWICH = WeightNames(feed_forward_norm="pre_feedforward_layernorm")
+
+
+def read_gemma(values: Mapping[str, Any]) -> DecoderConfig:
+    """GemmaForCausalLM. Raises CheckpointError."""
+    reader = ConfigReader(values)
+    sizes = read_sizes(reader)
+    # Old files name hidden_activation as well; where it is null the class ran the approximate GELU whatever hidden_act.
+    activation = "hidden_activation" if reader.has("hidden_activation") else "hidden_act"
+    config = DecoderConfig(**sizes | _one_rope(reader, sizes), **_common(reader, activation))
+    reader.finish(neutral={"hidden_act": "gelu_pytorch_tanh"})
+    return config
+
+
+def read_gemma2(values: Mapping[str, Any]) -> DecoderConfig:
+    """Gemma2ForCausalLM. Raises CheckpointError."""
+    reader = ConfigReader(values)
+    sizes = read_sizes(reader)
+    default = tuple(SLIDING if layer % 2 == 0 else FULL for layer in range(sizes["num_layers"]))
+    types = read_layer_types(reader, sizes["num_layers"], default)
+    config = DecoderConfig(
+        **sizes | _one_rope(reader, sizes),
+        **_common(reader),
+        order="sandwich",
+        windows=read_windows(reader, types, default=4096),
+        **_capped(reader, 50.0, 30.0),
+        names=SANDWICH,
+    )
+    reader.finish(neutral={"hidden_act": "gelu_pytorch_tanh"})  # hidden_activation is the one that counts
+    return config
 
 
 def read_gemma3(values: Mapping[str, Any]) -> DecoderConfig:
@@ -47,13 +76,22 @@ def read_gemma3(values: Mapping[str, Any]) -> DecoderConfig:
     return config
 
 
-def _common(reader: ConfigReader) -> dict[str, Any]:
+def _one_rope(reader: ConfigReader, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Rotary parameters of all layers, and the length they give."""
+    rope = read_rope(reader, sizes["head_dim"], default_theta=10_000.0)
+    return {
+        "ropes": (rope,) * sizes["num_layers"],
+        "max_position": derived_max_position(sizes["max_position"], [rope]),
+    }
+
+
+def _common(reader: ConfigReader, activation: str = "hidden_activation") -> dict[str, Any]:
     """What all of them have, as arguments of `DecoderConfig`."""
     attention_bias = reader.boolean("attention_bias", False)
     return {
         "norm": "rms_plus_one",
         "norm_eps": reader.number("rms_norm_eps", 1e-6),
-        "gate": reader.choice("hidden_activation", GATES, "gelu_pytorch_tanh"),
+        "gate": reader.choice(activation, GATES, "gelu_pytorch_tanh"),
         "qkv_bias": attention_bias,
         "out_bias": attention_bias,
         "tied": reader.boolean("tie_word_embeddings", True),

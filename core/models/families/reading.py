@@ -18,6 +18,12 @@ GATES: Mapping[str, Gate] = {
 }
 """Activation, as a config names it, to the gate of a product. Never written to."""
 
+ROUTER_TRAINING = ("router_aux_loss_coef", "router_jitter_noise", "output_router_logits")
+"""Fields of mixtures that only training reads."""
+
+DROPOUTS = ("resid_pdrop", "embd_pdrop", "residual_dropout", "embedding_dropout")
+"""Fields that only training reads."""
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -52,13 +58,21 @@ def read_sizes(reader: ConfigReader, *, intermediate: str = "intermediate_size")
 
 
 def read_base(
-    reader: ConfigReader, *, default_theta: float = 10_000.0, default_fraction: float | None = None, tied: bool = False
+    reader: ConfigReader,
+    *,
+    default_theta: float = 10_000.0,
+    default_fraction: float | None = None,
+    eps: str = "rms_norm_eps",
+    default_eps: float = 1e-6,
+    activation: str = "silu",
+    tied: bool = False,
 ) -> dict[str, Any]:
     """What a family that spells its config as llama does has in common with it, as arguments of `DecoderConfig`.
 
     Args:
         default_theta, default_fraction: as `read_rope` takes them.
-        tied: the family's default, for configs that leave tie_word_embeddings out.
+        eps, default_eps: the field of the norms' epsilon, and the family's default.
+        activation, tied: the family's defaults, for configs that leave hidden_act or tie_word_embeddings out.
 
     Raises:
         CheckpointError: a field is missing or wrong.
@@ -67,8 +81,8 @@ def read_base(
     rope = read_rope(reader, sizes["head_dim"], default_theta=default_theta, default_fraction=default_fraction)
     return sizes | {
         "max_position": derived_max_position(sizes["max_position"], [rope]),
-        "norm_eps": reader.number("rms_norm_eps", 1e-6),
-        "gate": reader.choice("hidden_act", GATES, "silu"),
+        "norm_eps": reader.number(eps, default_eps),
+        "gate": reader.choice("hidden_act", GATES, activation),
         "ropes": (rope,) * sizes["num_layers"],
         "tied": reader.boolean("tie_word_embeddings", tied),
     }
@@ -86,3 +100,19 @@ def read_windows(reader: ConfigReader, types: tuple[str, ...], *, default: int |
         return (None,) * len(types)
     window = reader.integer("sliding_window", default)
     return tuple(window if kind == SLIDING else None for kind in types)
+
+
+def read_one_window(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
+    """The window of all layers, from `sliding_window`; none where that is null or absent."""
+    window = reader.optional_integer("sliding_window")
+    return () if window is None else (window,) * num_layers
+
+
+def read_rotated(reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
+    """Which layers have positions: `no_rope_layers` holds 1 for those that do; by default all but every n-th."""
+    period = reader.integer("no_rope_layer_interval", 4)
+    default = tuple(int((layer + 1) % period != 0) for layer in range(num_layers))
+    flags = reader.integers("no_rope_layers", default)
+    if len(flags) != num_layers or any(flag not in (0, 1) for flag in flags):
+        raise reader.refuse("no_rope_layers", f"it must hold {num_layers} numbers 0 or 1, one per layer")
+    return tuple(bool(flag) for flag in flags)
