@@ -63,6 +63,9 @@ DEFAULT_STEP_TOKENS = 8192
 KV_MEMORY_FRACTION = 0.9
 """Of what weights and the reserve leave free: a device serves one engine. What stays is for other processes' growth."""
 
+EMULATED_KV_MEMORY_FRACTION = 0.5
+"""The interpreter's device is the host, whose memory is for everybody."""
+
 RESERVE_BYTES = 1 << 30
 """Of the device's memory, never offered to the engine: recordings, code, and workspaces of libraries come later."""
 
@@ -214,8 +217,7 @@ def _capabilities(runtime: Runtime, chip: Chip, *, records: bool, deterministic:
         versions=runtime.versions(),
         is_emulated=runtime.is_emulated,
         accumulation=_accumulation("fp32" if runtime.is_emulated else chip.fp8_accumulation),
-        # The interpreter's device is the host, whose memory is for everybody.
-        kv_memory_fraction=Capabilities.kv_memory_fraction if runtime.is_emulated else KV_MEMORY_FRACTION,
+        kv_memory_fraction=EMULATED_KV_MEMORY_FRACTION if runtime.is_emulated else KV_MEMORY_FRACTION,
     )
 
 
