@@ -2,6 +2,7 @@
 
     limits      bytes a second of a large copy; operations a second of a large product, by operand    (torch's own)
     workloads   seconds of a call, hence bytes and operations a second                                (the backend's)
+                numbers are random; weights and KV come from memory and not from a cache: workloads/base.py
     share       of the limit that binds: the longer of bytes / bandwidth and operations / rate, over the call's time
 
 Both are measured in the same run. A fallback's time says nothing of a backend, so a workload that it doesn't run itself
@@ -145,7 +146,8 @@ def _result(backend: DeviceBackend, workload: Workload, limits: Limits) -> CaseR
         tensors = Tensors(
             backend.device, activation_dtype(backend), lambda spec, blocks: _kv_cache(backend, spec, blocks)
         )
-        seconds = seconds_of(backend, workload.prepare(backend.ops, tensors))
+        calls = workload.prepare_all(backend.ops, tensors, backend.capabilities.cache_bytes)
+        seconds = seconds_of(backend, *calls)
     except Exception as error:
         result.status, result.detail = Status.FAIL, f"{type(error).__name__}: {error}"
         return result

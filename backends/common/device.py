@@ -216,6 +216,7 @@ def _capabilities(runtime: Runtime, chip: Chip, *, records: bool, deterministic:
         world_sizes=tuple(size for size in WORLD_SIZES if size <= count),
         versions=runtime.versions(),
         is_emulated=runtime.is_emulated,
+        cache_bytes=0 if runtime.is_emulated else chip.cache_bytes,
         accumulation=_accumulation("fp32" if runtime.is_emulated else chip.fp8_accumulation),
         kv_memory_fraction=EMULATED_KV_MEMORY_FRACTION if runtime.is_emulated else KV_MEMORY_FRACTION,
     )

@@ -38,6 +38,8 @@ class Capabilities:
         is_emulated: another device does its work: what is measured here is no claim about the device named.
         kv_memory_fraction: share of the free memory that the KV cache takes where the user gives no size; above 0, no
             more than 1. A device that nobody else uses can give nearly all.
+        cache_bytes: of the last cache before the device's memory, all units' together; 0: not told. What is measured
+            must not come from there where a model's numbers would not.
     """
 
     device_name: str
@@ -58,6 +60,7 @@ class Capabilities:
     world_sizes: tuple[int, ...] = (1,)
     is_emulated: bool = False
     kv_memory_fraction: float = 0.5
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def _paged(name: str, heads: Heads, batch: Batch, dtype: torch.dtype, kv_dtype: 
         return functools.partial(
             ops.paged_attention,
             tensors.normal(batch.tokens, H, D),
-            tensors.make_kv(kv_spec, batch.num_blocks),
+            tensors.kv(kv_spec, batch.num_blocks),
             ops.plan(batch.meta(tensors)),
             out=tensors.empty(batch.tokens, H, D),
             softmax_scale=D**-0.5,
@@ -121,7 +121,7 @@ def _paged(name: str, heads: Heads, batch: Batch, dtype: torch.dtype, kv_dtype: 
     keys = min(batch.context, batch.query - 1 + (heads.window or batch.context))
     moved = batch.requests * keys * kv_spec.token_bytes + 2 * batch.tokens * H * D * dtype.itemsize
     cost = Cost(moved, {operand(dtype): 4.0 * batch.pairs(heads.window) * H * D})
-    return Workload(name, "paged_attention", spec, prepare, cost, wide_loads=True)
+    return Workload(name, "paged_attention", spec, prepare, cost, wide_loads=True, from_memory=True)
 
 
 def _contiguous(name: str, dtype: torch.dtype, heads: Heads, tokens: int, *, v_head_dim: int) -> Workload:
@@ -156,7 +156,7 @@ def _latent(name: str, dtype: torch.dtype, batch: Batch) -> Workload:
             ops.mla_attention,
             tensors.normal(batch.tokens, H, C),
             tensors.normal(batch.tokens, H, R),
-            tensors.make_kv(kv_spec, batch.num_blocks),
+            tensors.kv(kv_spec, batch.num_blocks),
             ops.plan(batch.meta(tensors)),
             out=tensors.empty(batch.tokens, H, C),
             softmax_scale=192**-0.5,
@@ -165,7 +165,7 @@ def _latent(name: str, dtype: torch.dtype, batch: Batch) -> Workload:
     spec = AttentionSpec(H, 1, C + R, C, dtype, dtype, batch.block_size, KVLayout.MLA)
     moved = batch.requests * batch.context * kv_spec.token_bytes + batch.tokens * H * (2 * C + R) * dtype.itemsize
     cost = Cost(moved, {operand(dtype): 2.0 * batch.pairs(None) * H * (2 * C + R)})
-    return Workload(name, "mla_attention", spec, prepare, cost, wide_loads=True)
+    return Workload(name, "mla_attention", spec, prepare, cost, wide_loads=True, from_memory=True)
 
 
 def _write(name: str, tokens: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> Workload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +11,15 @@ from typing import Any
 import torch
 
 from octavo.core.backend.kv import KVCache, KVCacheSpec
+from octavo.core.backend.ops import PackedWeight
 from octavo.core.backend.quant import QuantFormat
-from octavo.core.backend.specs import OpSpec
+from octavo.core.backend.specs import OpSpec, WeightSpec
+from octavo.core.backend.workloads.fill import fill_cache, filled_weight
 
 F32, INT32, INT64 = torch.float32, torch.int32, torch.int64
+
+TURNOVER = 3
+"""As many times a cache's size is read before anything is read again: caches don't forget the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Tensors:
 
     Attributes:
         dtype: of activations, and of what is stored plain.
-        make_kv: (spec, number of blocks) -> a layer's KV cache, in the backend's layout.
+        make_kv: (spec, number of blocks) -> a layer's KV cache, in the backend's layout, whatever stands in it.
     """
 
     device: torch.device
@@ -56,6 +62,16 @@ class Tensors:
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """For outputs."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+
+    def weight(self, ops: Any, spec: WeightSpec) -> PackedWeight:
+        """Packed by `ops`, random."""
+        return filled_weight(ops, spec, self.device)
+
+    def kv(self, spec: KVCacheSpec, num_blocks: int) -> KVCache:
+        """Random keys and values."""
+        cache = self.make_kv(spec, num_blocks)
+        fill_cache(cache)
+        return cache
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """A host tensor's copy: indices, which must be valid ones."""
@@ -76,6 +92,8 @@ class Workload:
         prepare: makes the tensors and returns the call, which may be made again and again.
         cost: of one call.
         wide_loads: its speed hangs on loads of 16 bytes.
+        from_memory: what it reads most of, weights or a KV cache, comes from memory in a model, which reads much else
+            before it comes to them again.
     """
 
     name: str
@@ -84,6 +102,18 @@ class Workload:
     prepare: Callable[[Any, Tensors], Prepared]
     cost: Cost
     wide_loads: bool = False
+    from_memory: bool = False
+
+    def prepare_all(self, ops: Any, tensors: Tensors, cache_bytes: int) -> list[Prepared]:
+        """Calls with tensors of their own: as many as find nothing of these in a cache when they are made in turn.
+
+        cache_bytes: of the device's last cache; 0: not known, one call.
+        """
+        return [self.prepare(ops, tensors) for _ in range(self.num_copies(cache_bytes))]
+
+    def num_copies(self, cache_bytes: int) -> int:
+        """How many calls those are."""
+        return max(1, math.ceil(TURNOVER * cache_bytes / self.cost.bytes)) if self.from_memory else 1
 
 
 def operand(dtype: torch.dtype) -> str:

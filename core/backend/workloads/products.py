@@ -76,7 +76,7 @@ def _gemm(name: str, dtype: torch.dtype, product: Product) -> Workload:
         return functools.partial(
             ops.gemm,
             tensors.normal(product.tokens, product.K),
-            ops.prepare_weight(weight),
+            tensors.weight(ops, weight),
             out=tensors.empty(product.tokens, width),
             epilogue=Epilogue(gate=product.gate) if product.gate else None,
         )
@@ -84,7 +84,7 @@ def _gemm(name: str, dtype: torch.dtype, product: Product) -> Workload:
     weight_bits = product.weight_bits or 8 * dtype.itemsize
     moved = product.N * product.K * weight_bits / 8 + product.tokens * (product.K + width) * dtype.itemsize
     cost = Cost(moved, {product.operand or operand(dtype): 2.0 * product.tokens * product.N * product.K})
-    return Workload(name, "gemm", spec, prepare, cost, wide_loads=True)
+    return Workload(name, "gemm", spec, prepare, cost, wide_loads=True, from_memory=True)
 
 
 def _experts(
@@ -104,7 +104,7 @@ def _experts(
         return functools.partial(
             ops.grouped_gemm,
             tensors.normal(rows, K),
-            [ops.prepare_weight(weight) for _ in range(E)],
+            [tensors.weight(ops, weight) for _ in range(E)],
             tensors.of(starts.to(INT32)),
             out=tensors.empty(rows, N // 2),
             gate="silu",
@@ -113,4 +113,4 @@ def _experts(
     weight_bytes = N * K * (weight_bits or 8 * dtype.itemsize) / 8
     moved = min(E, rows) * weight_bytes + rows * (K + N // 2) * dtype.itemsize
     cost = Cost(moved, {operand(dtype): 2.0 * rows * N * K})
-    return Workload(name, "grouped_gemm", spec, prepare, cost, wide_loads=True)
+    return Workload(name, "grouped_gemm", spec, prepare, cost, wide_loads=True, from_memory=True)

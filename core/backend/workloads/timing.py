@@ -1,10 +1,16 @@
-"""How long a call takes on a device: queued back to back, for long enough to be measured, the median of several."""
+"""How long a call takes on a device: queued back to back, for long enough to be measured, the median of several.
+
+Where the device's cache would hold what a call reads, there are several of them with tensors of their own (see
+Workload.prepare_all), made in turn.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,25 +21,27 @@ MEASURE_S = 0.05
 
 REPEATS = 5
 
-
 CALLS_RECORDED = 16
-"""Of one recording: its start by the host then weighs little beside kernels of a few microseconds."""
+"""Of one recording, at least: its start by the host then weighs little beside kernels of a few microseconds."""
 
 
-def seconds_of(backend: DeviceBackend, call: Callable[[], object]) -> float:
-    """Seconds of one call; on a device that records steps, of the device's work alone."""
+def seconds_of(backend: DeviceBackend, *calls: Callable[[], object]) -> float:
+    """Seconds of one call, made in turn with the others; on a device that records steps, of its own work alone."""
     if backend.capabilities.graphs:
-        return _seconds_of(backend, _recorded(backend, call)) / CALLS_RECORDED
-    return _seconds_of(backend, call)
+        rounds = math.ceil(CALLS_RECORDED / len(calls))
+        return _seconds_of(backend, _recorded(backend, calls, rounds)) / (rounds * len(calls))
+    turn = itertools.cycle(calls)
+    return _seconds_of(backend, lambda: next(turn)())
 
 
-def _recorded(backend: DeviceBackend, call: Callable[[], object]) -> Callable[[], None]:
+def _recorded(backend: DeviceBackend, calls: Sequence[Callable[[], object]], rounds: int) -> Callable[[], None]:
     nothing = backend.empty(1, dtype=torch.int64)
     buffers = StepBuffers(nothing, nothing, (), nothing, backend.empty(1, 1, dtype=torch.float32))
 
     def step(_: StepBuffers) -> None:
-        for _call in range(CALLS_RECORDED):
-            call()
+        for _round in range(rounds):
+            for call in calls:
+                call()
 
     program = backend.compile(step, 1, buffers)
     return lambda: program.run(buffers)
