@@ -70,14 +70,16 @@ class CpuBackend:
         self._context = native.NativeContext(library, num_threads) if library is not None else None
         self._torch_threads = TORCH_THREADS.claim(1 if self._context is not None else num_threads)
         self._live_pools: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+        self._world_size = config.world_size
         self.device = torch.device("cpu")
         self._cpu_ops = CpuOps(self._context)
         self.ops = cast(Ops, self._cpu_ops)
         self.capabilities = _capabilities(self._context)
 
     def memory_info(self) -> MemoryInfo:
+        """The ranks of a group share the host's memory: each may have its part of what is free."""
         memory = host_memory()
-        return MemoryInfo(memory.free_bytes, memory.total_bytes)
+        return MemoryInfo(memory.free_bytes // self._world_size, memory.total_bytes)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)

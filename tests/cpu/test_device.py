@@ -120,6 +120,15 @@ def test_groups_of_the_declared_sizes_only(backend: DeviceBackend) -> None:
         backend.communicator(0, 2, "")
 
 
+def test_the_ranks_of_a_group_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_device, "host_memory", lambda: MemoryInfo(8 * 2**20, 16 * 2**20))
+    backend = CpuBackend(BackendConfig(num_threads=1, rank=1, world_size=4))
+    assert backend.memory_info() == MemoryInfo(2 * 2**20, 16 * 2**20)
+    with pytest.raises(ConfigError, match="do not fit"):
+        backend.allocate_kv_pool(3, 2**20)
+    backend.close()
+
+
 def test_the_ranks_of_a_group_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "physical_cores", lambda *_: 8)
     monkeypatch.setattr(threads, "cpu_quota", lambda *_: None)
