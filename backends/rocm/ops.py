@@ -6,6 +6,7 @@ from octavo.backends.common.cache import CacheOps
 from octavo.backends.common.gpu import Gpu
 from octavo.backends.common.lora import LoraOps
 from octavo.backends.common.op_groups import OpGroups
+from octavo.backends.common.permute import PermuteOps
 from octavo.backends.common.quantize import QuantizeOps
 from octavo.backends.common.routing import RoutingOps
 from octavo.backends.common.rows import RowOps
@@ -32,6 +33,7 @@ def make_ops(gpu: Gpu) -> OpGroups:
     ops.take(AttentionOps(gpu), ops=("paged_attention", "attention", "merge_attention"), besides=("plan",))
     ops.take(MlaOps(gpu), ops=("mla_attention",))
     ops.take(RoutingOps(gpu), ops=("moe_route",))
+    ops.take(PermuteOps(gpu), ops=("moe_permute", "moe_combine"))
     ops.take(SamplingOps(gpu), ops=("sample",))
     ops.take(LoraOps(gpu), ops=("lora_gemm",))
     return ops
