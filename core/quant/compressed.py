@@ -111,8 +111,8 @@ class _PackedLayer(_CompressedLayer):
     def __init__(self, files: Files, name: str, group: Group) -> None:
         if group.is_float or group.format not in ("pack-quantized", None):
             raise CheckpointError(
-                f"{files.path}: {name}.weight_packed is packed as {group.format} of {group.kind}; integers in "
-                "pack-quantized can be loaded",
+                f"{files.path}: {name}.weight_packed belongs to {group.kind} of format {group.format}; packed integers "
+                "of format pack-quantized can be loaded",
                 field="format",
             )
         super().__init__(files, name, group, "weight_packed")
