@@ -12,6 +12,7 @@ from octavo.core.backend.device import DeviceBackend
 from octavo.core.backend.opset import OpSet
 from octavo.core.backend.specs import GemmSpec, OpSpec
 from octavo.core.layers.workspace import Workspace
+from octavo.core.lora.slots import AdapterSlots
 from octavo.core.parallel.shard import Shard
 from octavo.core.quant.formats import PLAIN, WeightFormats
 
@@ -33,6 +34,7 @@ class LayerContext:
         shard: this rank's place in the group that shares the model.
         formats: how the checkpoint stores its weights.
         expert_parallel: ranks share out whole experts, in place of a part of each.
+        adapters: where layers register for low-rank adapters; None: the engine serves none.
     """
 
     backend: DeviceBackend
@@ -45,6 +47,7 @@ class LayerContext:
     shard: Shard = field(default_factory=Shard.single)
     formats: WeightFormats = PLAIN
     expert_parallel: bool = False
+    adapters: AdapterSlots | None = None
 
     def layer(self, core: type[Layer]) -> type[Layer]:
         """The class to build where the core's would be: the backend's replacement, or the core's own."""

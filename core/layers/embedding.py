@@ -25,6 +25,7 @@ from octavo.core.base.errors import CheckpointError
 from octavo.core.layers.context import LayerContext
 from octavo.core.layers.linear import rows_of
 from octavo.core.load.stream import WeightTarget
+from octavo.core.lora.parts import PartShape
 from octavo.core.parallel.mesh import Range
 
 logger = logging.getLogger(__name__)
@@ -57,16 +58,25 @@ class Embedding:
         self._scale = scale
         row = RowSpec(width, context.activation_dtype, extent=self.kept[1] - self.kept[0])
         self._embed = context.bind(Embedding, self, "embed", row, product=self.spec)
+        self._adapters = None
+        if context.adapters is not None and type(self).__call__ is Embedding.__call__:
+            shape = PartShape((name,), width, vocab_size, kept_columns=self.kept, kind="embedding")
+            repeats = partial(repeats_weight, context, self.weight, self.kept)
+            self._adapters = context.adapters.embedding(shape, scale=scale, repeats=repeats)
 
-    def __call__(self, ids_T: torch.Tensor, *, out: torch.Tensor) -> None:
-        """out [T, M] = scale * the rows of the ids."""
+    def __call__(self, ids_T: torch.Tensor, *, out: torch.Tensor, adapter_T: torch.Tensor | None = None) -> None:
+        """out [T, M] = scale * the rows of the ids; adapter_T as for Linear."""
         if self.shard.is_whole:
             self._embed(ids_T, self.weight, out=out, scale=self._scale)
+            if self._adapters is not None and adapter_T is not None:
+                self._adapters.add_rows(ids_T, adapter_T, out=out)
             return
         start, stop = self.kept
         is_elsewhere_T = (ids_T < start) | (ids_T >= stop)
         self._embed((ids_T - start).masked_fill_(is_elsewhere_T, 0), self.weight, out=out, scale=self._scale)
         out.masked_fill_(is_elsewhere_T[:, None], 0.0)
+        if self._adapters is not None and adapter_T is not None:
+            self._adapters.add_rows(ids_T, adapter_T, out=out)
         self.shard.comm.all_reduce(out, out=out)
 
     def targets(self) -> dict[str, WeightTarget]:
@@ -112,15 +122,22 @@ class OutputHead:
             self._use(embedding.weight, replace(embedding.spec, bias=bias))
         else:
             self._use_own_weight()
+        self._adapters = None
+        if context.adapters is not None and type(self).__call__ is OutputHead.__call__:
+            shape = PartShape((name,), self._vocab_size, self._width, kept_rows=(self._kept,), kind="head")
+            self._adapters = context.adapters.product([shape], dtype=torch.float32, repeats=self._repeats)
 
-    def __call__(self, x_RM: torch.Tensor, *, out: torch.Tensor) -> None:
-        """out [R, V] fp32 = the logits."""
+    def __call__(self, x_RM: torch.Tensor, *, out: torch.Tensor, adapter_R: torch.Tensor | None = None) -> None:
+        """out [R, V] fp32 = the logits; adapter_R as for Linear."""
         shard = self._context.shard
-        if shard.is_whole:
-            self._gemm(x_RM, self.weight, out=out, epilogue=self._epilogue)
-        else:
+        own = out
+        if not shard.is_whole:
             out.zero_()
-            self._gemm(x_RM, self.weight, out=out[:, slice(*self._kept)], epilogue=self._epilogue)
+            own = out[:, slice(*self._kept)]
+        self._gemm(x_RM, self.weight, out=own, epilogue=self._epilogue)
+        if self._adapters is not None and adapter_R is not None:
+            self._adapters.add(x_RM, adapter_R, out=own)
+        if not shard.is_whole:
             shard.comm.all_reduce(out, out=out)
         if self._scale != 1.0:
             out.mul_(self._scale)
@@ -151,8 +168,7 @@ class OutputHead:
 
     def _place_beside_tied(self, weight_VM: torch.Tensor | QuantizedTensor) -> None:
         """Keep the tie when the tensor repeats the embedding, which was placed before; else give the head its own."""
-        kept_NM = rows_of(weight_VM, *self._kept)
-        if self._repeats_embedding(kept_NM if isinstance(kept_NM, torch.Tensor) else kept_NM.dequantize()):
+        if repeats_weight(self._context, self._embedding.weight, self._kept, weight_VM):
             return
         logger.warning(
             "the config ties %s to the embedding, but the checkpoint holds other values for it; they are used",
@@ -161,16 +177,27 @@ class OutputHead:
         self._use_own_weight()
         place_rows(self.weight, self._kept, weight_VM)
 
-    def _repeats_embedding(self, weight_NM: torch.Tensor) -> bool:
-        backend, dtype = self._context.backend, self._context.dtype
-        found = backend.empty(_COMPARED_ROWS, self._width, dtype=torch.float32)
-        for start in range(0, len(weight_NM), _COMPARED_ROWS):
-            rows = weight_NM[start : start + _COMPARED_ROWS].to(dtype).to(torch.float32)
-            ids = backend.from_host(torch.arange(start, start + len(rows)))
-            self._embedding.weight.rows(ids, out=found[: len(rows)])
-            if not torch.equal(backend.to_host(found[: len(rows)]), rows):
-                return False
-        return True
+    def _repeats(self, weight_VM: torch.Tensor) -> bool:
+        return repeats_weight(self._context, self.weight, self._kept, weight_VM)
+
+
+def repeats_weight(
+    context: LayerContext, weight: PackedWeight, kept: Range, tensor_VM: torch.Tensor | QuantizedTensor
+) -> bool:
+    """Whether a checkpoint's tensor holds what a weight already holds of it."""
+    kept_NM = rows_of(tensor_VM, *kept)
+    weight_NM = kept_NM if isinstance(kept_NM, torch.Tensor) else kept_NM.dequantize()
+    if weight_NM.shape != (weight.spec.out_features, weight.spec.in_features):
+        return False
+    backend = context.backend
+    found = backend.empty(_COMPARED_ROWS, weight.spec.in_features, dtype=torch.float32)
+    for start in range(0, len(weight_NM), _COMPARED_ROWS):
+        rows = weight_NM[start : start + _COMPARED_ROWS].to(context.dtype).to(torch.float32)
+        ids = backend.from_host(torch.arange(start, start + len(rows)))
+        weight.rows(ids, out=found[: len(rows)])
+        if not torch.equal(backend.to_host(found[: len(rows)]), rows):
+            return False
+    return True
 
 
 def place_rows(weight: PackedWeight, kept: Range, tensor_VM: torch.Tensor | QuantizedTensor) -> None:

@@ -9,7 +9,9 @@ A gated pair is fused the same way, gate rows first. Over ranks a weight is spli
     by rows      each part says which of its rows this rank holds; every rank computes its own outputs
     by columns   x holds only this rank's inputs; each rank computes a summand, and the layer adds them up
 
-Only the layer talks to its packed weight.
+Where the engine serves adapters, each part has slots for them, which add to the product before a gate and before a sum
+over ranks; a gate is then an op of its own in every step, so that no row's bits depend on whether adapters run beside
+it. Only the layer talks to its packed weight.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ import torch
 
 from octavo.core.backend.ops import Epilogue
 from octavo.core.backend.quant import QuantizedTensor
-from octavo.core.backend.specs import Gate, GemmSpec, WeightSpec
+from octavo.core.backend.specs import Gate, GemmSpec, RowSpec, WeightSpec
 from octavo.core.layers.context import LayerContext
 from octavo.core.load.stream import WeightTarget
+from octavo.core.lora.parts import PartKind, PartShape, ProductAdapters
 from octavo.core.parallel.mesh import Range
 
 
@@ -65,6 +68,7 @@ class Linear:
         residual: a call adds a residual, which may be `out` itself.
         columns: the inputs that this rank holds, where the product is split by columns; None: all.
         out_dtype: of `out`; None: the activations'.
+        adapter_kind: what the product is to adapters.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Linear:
         residual: bool = False,
         columns: Range | None = None,
         out_dtype: torch.dtype | None = None,
+        adapter_kind: PartKind = "linear",
     ) -> None:
         self._columns = None if columns is None or context.shard.is_whole else columns
         is_summand = self._columns is not None
@@ -85,13 +90,14 @@ class Linear:
         self._adds_once = not is_summand or context.shard.rank == 0
         rows = sum(part.kept_rows for part in parts)
         width = in_features if self._columns is None else self._columns[1] - self._columns[0]
+        fused_gate = gate if context.adapters is None else None
         plain = GemmSpec(
-            weight=WeightSpec(rows, width, context.dtype, gated=gate is not None),
+            weight=WeightSpec(rows, width, context.dtype, gated=fused_gate is not None),
             x_dtype=context.activation_dtype,
             out_dtype=out_dtype or context.activation_dtype,
             bias=bias and self._adds_once,
             residual=residual and self._adds_once,
-            gate=gate,
+            gate=fused_gate,
         )
         spec, self._input_order = context.stored(plain, [part.name for part in parts])
         self.weight = context.opset.prepare_weight(spec)
@@ -101,10 +107,16 @@ class Linear:
         self._parts = tuple(parts)
         self._in_features = in_features
         self._has_bias = bias
-        self._gate = gate
+        self._gate = fused_gate
         self._residual = spec.residual
-        self._fixed_epilogue = Epilogue(bias_N=self.bias_N, gate=gate) if spec.bias or gate else None
+        self._fixed_epilogue = Epilogue(bias_N=self.bias_N, gate=fused_gate) if spec.bias or fused_gate else None
         self._gemm = context.bind(Linear, self, "gemm", spec)
+        self._adapters = self._register(context, adapter_kind, out_dtype)
+        self._gate_after: Gate | None = None
+        if gate is not None and fused_gate is None:
+            self._gate_after = gate
+            self._pair_TN = context.workspace.claim(f"pair_{rows}", rows, dtype=context.activation_dtype)
+            self._act_mul = context.bind(Linear, self, "act_mul", RowSpec(rows, context.activation_dtype, gate))
         if self._input_order is not None:
             self._ordered_TK = context.workspace.claim(f"ordered_{width}", width, dtype=context.activation_dtype)
 
@@ -116,13 +128,22 @@ class Linear:
         residual: torch.Tensor | None = None,
         adapter_T: torch.Tensor | None = None,
     ) -> None:
-        """Write the product to `out`; `residual` is given exactly when the layer was built with one."""
+        """Write the product to `out`; `residual` is given exactly when the layer was built with one.
+
+        adapter_T [T] int32 is the adapter slot of each row, -1 for none; None: no row has one.
+        """
+        product_TN = out if self._gate_after is None else self._pair_TN[: len(x_TK)]
+        ordered_TK = x_TK
         if self._input_order is not None:
-            x_TK = torch.index_select(x_TK, 1, self._input_order, out=self._ordered_TK[: len(x_TK)])
+            ordered_TK = torch.index_select(x_TK, 1, self._input_order, out=self._ordered_TK[: len(x_TK)])
         epilogue = self._fixed_epilogue
         if self._residual:
             epilogue = Epilogue(bias_N=self.bias_N, gate=self._gate, residual=residual)
-        self._gemm(x_TK, self.weight, out=out, epilogue=epilogue)
+        self._gemm(ordered_TK, self.weight, out=product_TN, epilogue=epilogue)
+        if self._adapters is not None and adapter_T is not None:
+            self._adapters.add(x_TK, adapter_T, out=product_TN)
+        if self._gate_after is not None:
+            self._act_mul(product_TN, out=out, gate=self._gate_after)
         if self._comm is not None:
             self._comm.all_reduce(out, out=out)
 
@@ -137,6 +158,16 @@ class Linear:
                 targets[f"{part.name}.bias"] = WeightTarget((part.rows,), partial(self._place_bias, part, offset))
             offset += part.kept_rows
         return targets
+
+    def _register(self, context: LayerContext, kind: PartKind, out_dtype: torch.dtype | None) -> ProductAdapters | None:
+        """The parts' adapter slots; none for a replacement of this layer, whose call may know nothing of them."""
+        if context.adapters is None or type(self).__call__ is not Linear.__call__:
+            return None
+        shapes = [
+            PartShape((part.name,), part.rows, self._in_features, part.ranges, self._columns, kind)
+            for part in self._parts
+        ]
+        return context.adapters.product(shapes, dtype=out_dtype)
 
     def _place(self, part: Part, offset: int, weight_NK: torch.Tensor | QuantizedTensor) -> None:
         for start, stop in part.ranges:

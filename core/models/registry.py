@@ -19,6 +19,7 @@ from octavo.core.backend.opset import OpSet
 from octavo.core.base.errors import CheckpointError, ConfigError
 from octavo.core.layers.context import LayerContext
 from octavo.core.layers.workspace import Workspace
+from octavo.core.lora.slots import AdapterSlots
 from octavo.core.models.base import Model, ModelConfig
 from octavo.core.models.families.table import FAMILIES, Family
 from octavo.core.parallel.shard import Shard
@@ -51,6 +52,7 @@ def build_model(
     shard: Shard | None = None,
     expert_parallel: bool = False,
     has_head: bool = True,
+    adapters: AdapterSlots | None = None,
 ) -> Model:
     """Build a model with its ops bound and its buffers allocated; its weights are still to be loaded.
 
@@ -67,6 +69,7 @@ def build_model(
         shard: this rank's place in the group that shares the model; None: it has all of it.
         expert_parallel: ranks share out whole experts, in place of a part of each.
         has_head: False: the model gives the hidden rows after its last norm.
+        adapters: where its layers register for low-rank adapters; None: it runs without.
 
     Raises:
         CheckpointError: see `read_config`.
@@ -97,6 +100,7 @@ def build_model(
         formats=formats,
         shard=shard or Shard.single(),
         expert_parallel=expert_parallel,
+        adapters=adapters,
     )
     options = {} if has_head else {"has_head": False}
     return family.build(facts, context, kv_dtype, block_size, **options)
@@ -116,8 +120,9 @@ def _family(config: Mapping[str, Any]) -> Family:
             field="architectures",
         )
     for name in names:
-        if (family := FAMILIES.get(name) or FAMILIES.get(_with_head(name))) is not None:
-            return family
+        found = FAMILIES.get(name) or FAMILIES.get(_with_head(name))
+        if found is not None:
+            return found
     near = difflib.get_close_matches(names[0], FAMILIES, n=3) or list(FAMILIES)
     raise CheckpointError(
         f"config.json: architecture {names[0]} is not implemented; the nearest are {', '.join(near)}",

@@ -103,7 +103,7 @@ class DecoderModel:
     def forward(self, buffers: StepBuffers) -> None:
         """One step over the batch; see `base.Model.forward`."""
         step = self._activations.first(buffers.token_ids_T.shape[0], buffers.adapter_T)
-        self._embed(buffers.token_ids_T, out=step.hidden_TM)
+        self._embed(buffers.token_ids_T, out=step.hidden_TM, adapter_T=buffers.adapter_T)
         for layer in self._layers[:-1]:
             layer.attend(step, buffers.positions_T, buffers.plans)
             layer.feed_forward(step)
@@ -128,4 +128,4 @@ class DecoderModel:
         if self._head is None:
             out_RV.copy_(rows.branch_TM)
         else:
-            self._head(rows.branch_TM, out=out_RV)
+            self._head(rows.branch_TM, out=out_RV, adapter_R=rows.adapter_T)

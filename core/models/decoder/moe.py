@@ -43,6 +43,7 @@ class MixtureOfExperts:
             hidden_size,
             bias=config.router_bias,
             out_dtype=torch.float32,
+            adapter_kind="router",
         )
         self._experts = Experts(context, config, prefix, hidden_size)
         self._correction_name = f"{prefix}.{config.correction_bias}"
@@ -72,7 +73,7 @@ class MixtureOfExperts:
     ) -> None:
         """out [T, M] = the mixture of x; out may be x, and residual may be out."""
         tokens, config = len(x_TM), self._config
-        places_TK, weights_TK, rows_N = self._route(x_TM)
+        places_TK, weights_TK, rows_N = self._route(x_TM, adapter_T)
         sorted_NM, result_NM = self._sorted_NM[: len(rows_N)], self._result_NM[: len(rows_N)]
         torch.index_select(x_TM, 0, rows_N, out=sorted_NM)
         if config.weigh_inputs:
@@ -99,13 +100,15 @@ class MixtureOfExperts:
                 targets |= product.targets()
         return targets
 
-    def _route(self, x_TM: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _route(
+        self, x_TM: torch.Tensor, adapter_T: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Each pair's place among the sorted rows and its weight, and the token of each sorted row."""
         tokens, config = len(x_TM), self._config
         logits_TE, ids_TK = self._logits_TE[:tokens], self._ids_TK[:tokens]
         places_TK, weights_TK = self._places_TK[:tokens], self._weights_TK[:tokens]
         rows_N = self._rows_N[: tokens * config.top_k]
-        self._router(x_TM, out=logits_TE)
+        self._router(x_TM, out=logits_TE, adapter_T=adapter_T)
         self._moe_route(
             logits_TE,
             top_k=config.top_k,
