@@ -1,7 +1,8 @@
 """The element types of GGUF files: their ids, and how many bytes a block of elements takes.
 
 A quantised row is a run of blocks; each holds its own scale (and minimum), then the packed numbers. What is inside a
-block is known to `core/backend/blocks.py`. Source: the GGUF specification of the ggml project.
+block is known to `core/backend/blocks.py`; of the rarer types, whose codes index tables, to the format's own Python
+package `gguf`, which is imported for them alone. Source: the GGUF specification of the ggml project.
 """
 
 from __future__ import annotations
@@ -39,28 +40,34 @@ GGML_TYPES: dict[int, GGMLType] = {
     14: _quantised("Q6_K"),
 }
 
+PACKAGE_TYPES: dict[int, GGMLType] = {
+    10: GGMLType("Q2_K", 256, 84),
+    11: GGMLType("Q3_K", 256, 110),
+    16: GGMLType("IQ2_XXS", 256, 66),
+    17: GGMLType("IQ2_XS", 256, 74),
+    18: GGMLType("IQ3_XXS", 256, 98),
+    19: GGMLType("IQ1_S", 256, 50),
+    20: GGMLType("IQ4_NL", 32, 18),
+    21: GGMLType("IQ3_S", 256, 110),
+    22: GGMLType("IQ2_S", 256, 82),
+    23: GGMLType("IQ4_XS", 256, 136),
+    29: GGMLType("IQ1_M", 256, 56),
+    34: GGMLType("TQ1_0", 256, 54),
+    35: GGMLType("TQ2_0", 256, 66),
+    39: GGMLType("MXFP4", 32, 17),
+}
+"""Types that the package `gguf` dequantises."""
+
+GGML_TYPES |= PACKAGE_TYPES
+
 UNSUPPORTED_TYPE_NAMES: dict[int, str] = {
     9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
     15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
     24: "I8",
     25: "I16",
     26: "I32",
     27: "I64",
     28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
     40: "NVFP4",
     41: "Q1_0",
 }

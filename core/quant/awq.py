@@ -86,4 +86,5 @@ class _AwqLayer(StoredLayer):
 def _unpack(words: torch.Tensor) -> torch.Tensor:
     """int32 [R, N / 8] -> codes uint8 [R, N], columns in order."""
     fields = unpack_stream(words, 4).unflatten(-1, (-1, 8))
-    return fields.index_select(-1, torch.tensor(_FIELD_OF_COLUMN)).flatten(-2)
+    in_order: torch.Tensor = fields.index_select(-1, torch.tensor(_FIELD_OF_COLUMN))
+    return in_order.flatten(-2)

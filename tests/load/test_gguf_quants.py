@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from octavo.core.backend.block_sizes import BLOCK_SIZES
+from octavo.core.base.errors import CheckpointError
 from octavo.core.load.gguf_quants import CHUNK_ELEMENTS, dequantize
-from octavo.core.load.gguf_types import GGML_TYPES, UNSUPPORTED_TYPE_NAMES, GGMLType
+from octavo.core.load.gguf_types import GGML_TYPES, PACKAGE_TYPES, UNSUPPORTED_TYPE_NAMES, GGMLType
 
 QUANTISED = [kind for kind in GGML_TYPES.values() if kind.block_elements > 1]
 # Where the float16 scales and minimums of a block lie.
@@ -37,7 +38,7 @@ def assert_same_bits(found: torch.Tensor, expected: np.ndarray) -> None:
 
 
 def test_every_readable_type_is_in_the_table_and_has_the_formats_sizes() -> None:
-    assert set(BLOCK_SIZES) == {kind.name for kind in QUANTISED}
+    assert set(BLOCK_SIZES) == {kind.name for kind in QUANTISED} - {kind.name for kind in PACKAGE_TYPES.values()}
     for type_id, kind in GGML_TYPES.items():
         oracle_type = gguf.GGMLQuantizationType(type_id)
         assert oracle_type.name == kind.name
@@ -85,3 +86,10 @@ def test_threads_do_not_change_the_result() -> None:
     with ThreadPoolExecutor(3) as executor:
         dequantize(blocks, kind, shared, executor=executor, num_threads=4)
     assert_same_bits(shared, alone.numpy())
+
+
+def test_a_type_that_only_the_package_knows_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = PACKAGE_TYPES[20]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match="pip install gguf"):
+        dequantize(random_blocks(kind, 2, seed=1), kind, torch.empty(2, kind.block_elements))
