@@ -133,6 +133,7 @@ measurement (`octavo conform --profile perf`).
 or takes a tenth more registers.
 
 - *programs*: that a unit holds at once. *16 B*: loads and asynchronous copies of 16 bytes, and TMA copies.
+- *small-pool*: the KV cache has less than 2 GiB, for which AMD's compiler makes another kernel.
 - A merge or second pass is counted with its whole op's work, so that its own share means little.
 """.splitlines()
 
