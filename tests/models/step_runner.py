@@ -22,6 +22,7 @@ from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.load.stream import load_weights
 from octavo.core.models.base import Model
 from octavo.core.models.registry import build_model
+from octavo.core.parallel.shard import Shard
 
 
 class NoOps:
@@ -231,6 +232,8 @@ def load_model(
     max_num_batched_tokens: int = 256,
     max_model_len: int = 256,
     has_head: bool = True,
+    shard: Shard | None = None,
+    expert_parallel: bool = False,
 ) -> tuple[Model, OpSet]:
     """Build a model from an open checkpoint and load its weights."""
     opset = OpSet(backend)
@@ -244,6 +247,8 @@ def load_model(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         has_head=has_head,
+        shard=shard,
+        expert_parallel=expert_parallel,
     )
     targets = model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
     load_weights(checkpoint, targets, progress=False)
