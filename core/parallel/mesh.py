@@ -1,7 +1,7 @@
 """Rank arithmetic: which part of an axis each of `size` ranks holds. Pure; knows no tensor and no process.
 
     even      6 heads over 3        |0 1|2 3|4 5|        refused where it does not come out even
-    padded    7 rows over 2         |0 1 2 3|4 5 6 ·|    all ranks as many, the last ones of them perhaps empty
+    padded    7 rows over 2         |0 1 2 3|4 5 6|      refused only where a rank would hold nothing
     kv heads  4 over 2              |0 1|2 3|            as even
               2 over 4              |0|0|1|1|            each head on size / heads ranks in a row, so that the query
                                                          heads of a rank find their own head there
@@ -49,15 +49,16 @@ def even_range(total: int, rank: int, size: int, name: str) -> Range:
     return rank * part, (rank + 1) * part
 
 
-def padded_part(total: int, size: int) -> int:
-    """How much of an axis each rank makes room for where the last ranks may hold less."""
-    return -(-total // size)
+def padded_range(total: int, rank: int, size: int, name: str) -> Range:
+    """The rank's part of `total`: as long as every other, but for the last one's, which may be shorter.
 
-
-def padded_range(total: int, rank: int, size: int) -> Range:
-    """The rank's part of `total`: `padded_part` long, cut short at the end and perhaps empty."""
-    part = padded_part(total, size)
-    return min(rank * part, total), min((rank + 1) * part, total)
+    Raises:
+        ConfigError: a rank would hold nothing.
+    """
+    part = -(-total // size)
+    if part * (size - 1) >= total:
+        raise _uneven(total, size, name, "leaves no rank without a part of it")
+    return rank * part, min((rank + 1) * part, total)
 
 
 def kv_head_range(heads: int, rank: int, size: int, name: str) -> Range:

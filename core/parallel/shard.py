@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from octavo.core.backend.comm import Communicator, SingleRank
-from octavo.core.parallel.mesh import Range, even_range, kv_head_range, padded_part, padded_range
+from octavo.core.parallel.mesh import Range, even_range, kv_head_range, padded_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Shard:
         """
         return kv_head_range(heads, self.rank, self.size, name)
 
-    def padded_part(self, total: int) -> int:
-        """How much of an axis, such as a vocabulary, every rank makes room for; the last ones may fill less of it."""
-        return padded_part(total, self.size)
+    def padded(self, total: int, name: str = "vocab_size") -> Range:
+        """This rank's part (start, stop) of an axis that need not divide; the last rank's may be shorter.
 
-    def padded(self, total: int) -> Range:
-        """This rank's part (start, stop) of an axis that need not divide; perhaps empty."""
-        return padded_range(total, self.rank, self.size)
+        Raises:
+            ConfigError: a rank would hold nothing.
+        """
+        return padded_range(total, self.rank, self.size, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.core.base.errors import ConfigError
-from octavo.core.parallel.mesh import even_range, kv_head_range, padded_part, padded_range
+from octavo.core.parallel.mesh import even_range, kv_head_range, padded_range
 from octavo.core.parallel.shard import Shard
 
 
@@ -22,15 +22,19 @@ def test_an_axis_that_does_not_divide_is_refused_with_its_field() -> None:
     assert e.value.field == "tensor_parallel_size"
 
 
-@pytest.mark.parametrize("total", [1, 5, 7, 8, 50257])
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
-def test_padded_parts_cover_the_axis_and_none_is_longer_than_its_room(total: int, size: int) -> None:
-    parts = [padded_range(total, rank, size) for rank in range(size)]
-    room = padded_part(total, size)
-    assert all(0 <= stop - start <= room for start, stop in parts)
-    # Rank r's first row is row r * room of what the ranks gather, wherever it holds a row at all.
-    assert all(start == rank * room for rank, (start, stop) in enumerate(parts) if stop > start)
+@pytest.mark.parametrize(("total", "size"), [(1, 1), (5, 2), (7, 4), (8, 4), (50257, 8)])
+def test_padded_parts_cover_the_axis_and_only_the_last_is_shorter(total: int, size: int) -> None:
+    parts = [padded_range(total, rank, size, "vocab_size") for rank in range(size)]
+    lengths = [stop - start for start, stop in parts]
+    assert len(set(lengths[:-1])) <= 1
+    assert 0 < lengths[-1] <= lengths[0]
     assert [x for start, stop in parts for x in range(start, stop)] == list(range(total))
+
+
+@pytest.mark.parametrize(("total", "size"), [(1, 2), (5, 4), (9, 8)])
+def test_an_axis_too_short_for_all_ranks_is_refused(total: int, size: int) -> None:
+    with pytest.raises(ConfigError, match="vocab_size"):
+        padded_range(total, 0, size, "vocab_size")
 
 
 @pytest.mark.parametrize(("kv_heads", "size"), [(8, 2), (8, 8), (2, 4), (1, 8), (3, 1), (4, 8)])
@@ -56,5 +60,5 @@ def test_kv_heads_that_neither_divide_nor_are_shared_evenly_are_refused(kv_heads
 def test_a_single_rank_holds_everything() -> None:
     shard = Shard.single()
     assert shard.is_whole
-    parts = shard.split(7, "x"), shard.kv_heads(3), shard.padded(5), shard.padded_part(5)
-    assert parts == ((0, 7), (0, 3), (0, 5), 5)
+    parts = shard.split(7, "x"), shard.kv_heads(3), shard.padded(5)
+    assert parts == ((0, 7), (0, 3), (0, 5))
