@@ -89,7 +89,7 @@ def make_lora(
         rank = next((rank for end, rank in (ranks or {}).items() if name.endswith(end)), r)
         top = next((top for end, top in (alphas or {}).items() if name.endswith(end)), alpha)
         a = torch.randn(rank, columns, generator=generator) * 0.3
-        b = torch.randn(rows, rank, generator=generator) * 0.3
+        b = torch.randn(rows, rank, generator=generator) * 0.1
         layers[name] = (a, b, top / math.sqrt(rank) if rslora else top / rank)
     assert layers
     fields = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from octavo.core.backend.opset import OpSet
 from octavo.core.layers.kv_groups import KVGroup, group_layers, layer_places, num_pools, pool_block_bytes
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.load.stream import load_weights
+from octavo.core.lora.slots import AdapterSlots
 from octavo.core.models.base import Model
 from octavo.core.models.registry import build_model
 from octavo.core.parallel.shard import Shard
@@ -99,6 +100,9 @@ class StepRunner:
         backend, opset: where it was built.
         num_blocks: of the one free list.
         seed: of the shuffle.
+
+    Attributes:
+        slot_of: adapter slot of each sequence that has one; None: the model was built without adapters.
     """
 
     def __init__(self, model: Model, backend: Any, opset: OpSet, *, num_blocks: int = 400, seed: int = 0) -> None:
@@ -119,6 +123,7 @@ class StepRunner:
         self._freed: dict[tuple[str, int], int] = {}
         self._lengths: dict[str, int] = {}
         self._offsets: dict[str, int] = {}
+        self.slot_of: dict[str, int] | None = None
 
     def expect(self, name: str, num_tokens: int) -> None:
         """Say how many tokens a sequence will compute in all, before its first step; it decides its rotary rows."""
@@ -147,6 +152,7 @@ class StepRunner:
             plans=plans,
             logit_rows_R=self._device_tensor(rows, torch.int64),
             logits_RV=self._backend.empty(len(rows), self._model.vocab_size, dtype=torch.float32),
+            adapter_T=self._adapter_T(batch),
         )
         self._model.forward(buffers)
         for name, tokens in batch:
@@ -179,6 +185,11 @@ class StepRunner:
             self._free[:0] = table[self._freed.pop((name, index), 0) :]
         del self._lengths[name]
         self._offsets.pop(name, None)
+
+    def _adapter_T(self, batch: Sequence[tuple[str, Sequence[int]]]) -> torch.Tensor | None:
+        if self.slot_of is None:
+            return None
+        return self._device_tensor([self.slot_of.get(name, -1) for name, tokens in batch for _ in tokens], torch.int32)
 
     def _metadata(
         self, index: int, group: KVGroup, batch: Sequence[tuple[str, Sequence[int]]], starts: Sequence[int]
@@ -234,6 +245,7 @@ def load_model(
     has_head: bool = True,
     shard: Shard | None = None,
     expert_parallel: bool = False,
+    adapters: Callable[[OpSet], AdapterSlots] | None = None,
 ) -> tuple[Model, OpSet]:
     """Build a model from an open checkpoint and load its weights."""
     opset = OpSet(backend)
@@ -249,6 +261,7 @@ def load_model(
         has_head=has_head,
         shard=shard,
         expert_parallel=expert_parallel,
+        adapters=None if adapters is None else adapters(opset),
     )
     targets = model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
     load_weights(checkpoint, targets, progress=False)
