@@ -106,6 +106,7 @@ class Stepper:
         return StepInputs(
             request_ids=("0",),
             num_scheduled_B=np.array([len(token_ids)]),
+            num_known_B=np.array([end]),
             token_ids_T=np.array(token_ids, dtype=np.int64),
             positions_T=positions_T,
             query_start_loc=np.array([0, len(token_ids)], dtype=np.int32),
