@@ -22,6 +22,8 @@ from octavo.core.engine.worker import make_backend, scheduler_groups
 from octavo.core.layers.kv_groups import group_layers, num_pools, pool_block_bytes
 from octavo.core.load.weight_bytes import weight_bytes
 from octavo.core.models.registry import read_config
+from octavo.core.parallel.mesh import Place
+from octavo.core.parallel.shard import Shard
 from octavo.core.sched.kv_groups import peak_blocks
 
 LENGTHS_TOKENS = (128, 512, 2048, 8192, 32768, 131072)
@@ -35,7 +37,8 @@ class Plan:
     Attributes:
         model, device: for people.
         dtype, kv_dtype: how weights and KV are stored.
-        weight_bytes: all parameters, each once.
+        num_devices: that share the model; all figures in bytes are of one of them.
+        weight_bytes: all parameters, each once, or a device's part of them.
         free_bytes, total_bytes: of the device, now.
         kv_bytes_per_token: over all layers, where no window has closed yet.
         block_size: tokens of a block.
@@ -48,6 +51,7 @@ class Plan:
     device: str
     dtype: str
     kv_dtype: str
+    num_devices: int
     weight_bytes: int
     free_bytes: int
     total_bytes: int
@@ -65,9 +69,11 @@ class Plan:
         return self.weight_bytes < self.free_bytes
 
     def __str__(self) -> str:
+        free = f"{format_bytes(self.free_bytes)} free of {format_bytes(self.total_bytes)}"
         rows = [
             ("model", self.model),
-            ("device", f"{self.device}, {format_bytes(self.free_bytes)} free of {format_bytes(self.total_bytes)}"),
+            ("device", f"{self.device}, {free}"),
+            *([("over", f"{self.num_devices} devices; every figure is of each")] if self.num_devices > 1 else []),
             ("weights", f"{format_bytes(self.weight_bytes)} as {self.dtype}"),
             ("KV per token", f"{format_bytes(self.kv_bytes_per_token)} as {self.kv_dtype}"),
             ("KV cache", f"{self.num_kv_blocks} blocks of {self.block_size} tokens, {format_bytes(self.kv_bytes)}"),
@@ -88,7 +94,8 @@ def plan_model(config: EngineConfig) -> Plan:
     Raises:
         UserError: the model, the backend or the budget is at fault.
     """
-    backend = make_backend(config)
+    size = config.tensor_parallel_size
+    backend = make_backend(config, Place(0, size))
     try:
         memory, capabilities = backend.memory_info(), backend.capabilities
     finally:
@@ -96,8 +103,9 @@ def plan_model(config: EngineConfig) -> Plan:
     with open_model(config) as checkpoint:
         facts = read_config(checkpoint.config)
         sizes = resolve_sizes(config, checkpoint.config, facts, capabilities)
-        stored_bytes = weight_bytes(checkpoint, sizes.dtype)
-    layers = group_layers(facts.kv_specs(sizes.kv_dtype, sizes.block_size))
+        stored_bytes = weight_bytes(checkpoint, sizes.dtype, size)
+    kv_specs = facts.kv_specs(sizes.kv_dtype, sizes.block_size, Shard.planned(size))
+    layers = group_layers(kv_specs)
     groups = scheduler_groups(layers)
     block_bytes = pool_block_bytes(layers) * num_pools(layers)
     left_bytes = memory.free_bytes - stored_bytes
@@ -110,10 +118,11 @@ def plan_model(config: EngineConfig) -> Plan:
         device=capabilities.device_name,
         dtype=str(sizes.dtype).removeprefix("torch."),
         kv_dtype=str(sizes.kv_dtype).removeprefix("torch."),
+        num_devices=size,
         weight_bytes=stored_bytes,
         free_bytes=memory.free_bytes,
         total_bytes=memory.total_bytes,
-        kv_bytes_per_token=sum(spec.token_bytes for spec in facts.kv_specs(sizes.kv_dtype, sizes.block_size)),
+        kv_bytes_per_token=sum(spec.token_bytes for spec in kv_specs),
         block_size=sizes.block_size,
         num_kv_blocks=num_blocks,
         kv_bytes=num_blocks * block_bytes,

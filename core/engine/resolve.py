@@ -66,8 +66,15 @@ def resolve_sizes(
     """Types and sizes from the config, the checkpoint and the device.
 
     Raises:
-        ConfigError: a dtype the device does not store, a length beyond the model, or steps too small for the requests.
+        ConfigError: a dtype or a number of ranks that the device does not have, a length beyond the model, or steps
+            too small for the requests.
     """
+    if config.tensor_parallel_size not in device.world_sizes:
+        raise ConfigError(
+            f"tensor_parallel_size is {config.tensor_parallel_size}, but this device works in groups of "
+            f"{', '.join(map(str, device.world_sizes))}; give one of these",
+            field="tensor_parallel_size",
+        )
     if config.max_model_len is not None and config.max_model_len > model.max_position:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but the model was made for {model.max_position} positions; "

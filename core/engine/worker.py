@@ -84,7 +84,7 @@ class Worker:
         backend = self._backend
         facts = read_config(checkpoint.config)
         sizes = resolve_sizes(config, checkpoint.config, facts, backend.capabilities)
-        part_bytes = weight_bytes(checkpoint, sizes.dtype) // self._place.size
+        part_bytes = weight_bytes(checkpoint, sizes.dtype, self._place.size)
         check_weights_fit(part_bytes, sizes, backend.memory_info().free_bytes)
         self._comm = backend.communicator(self._place.rank, self._place.size, self._place.address)
         self._opset = OpSet(backend, strict=config.strict_backend, package=package)
@@ -147,14 +147,14 @@ class Worker:
         self._backend.close()
 
 
-def make_backend(config: EngineConfig) -> DeviceBackend:
-    """Find, choose and make the backend that a config asks for.
+def make_backend(config: EngineConfig, place: Place = WHOLE) -> DeviceBackend:
+    """Find, choose and make the backend that a config asks for, for a place in a group.
 
     Raises:
         BackendUnavailable: it can't run here; the message says why.
     """
     registry = BackendRegistry.discover()
-    return _make(registry, registry.choose(config.backend), config, WHOLE)
+    return _make(registry, registry.choose(config.backend), config, place)
 
 
 def _make(registry: BackendRegistry, info: BackendInfo, config: EngineConfig, place: Place) -> DeviceBackend:

@@ -43,6 +43,11 @@ class Shard:
         """The place that a communicator's rank has."""
         return cls(comm.rank, comm.world_size, comm)
 
+    @classmethod
+    def planned(cls, size: int) -> Self:
+        """The first of `size` ranks, for its arithmetic alone: it has no group."""
+        return cls(0, size, SingleRank())
+
     @property
     def is_whole(self) -> bool:
         """Whether nothing is split."""

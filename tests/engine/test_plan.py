@@ -97,3 +97,20 @@ def test_a_budget_that_can_not_be_is_an_error(null: NullWorld) -> None:
     with pytest.raises(ConfigError, match="max_model_len is 200, but 11 KV blocks hold 160"):
         plan_model(null.config(num_kv_blocks=11, max_model_len=200))
     assert all(backend.closed for backend in null.backends)
+
+
+def test_over_devices_a_plan_is_of_one_of_them(tiny: TinyModels) -> None:
+    """KV heads are split, or one of them shared; matrices are split, vectors are not."""
+    common = {"model": str(tiny.directory("llama")), "backend": "cpu", "kv_cache_memory_bytes": 1 << 20}
+    alone, of_two = (plan_model(EngineConfig(**common, tensor_parallel_size=size)) for size in (1, 2))
+    vectors = sum(p.numel() for p in tiny.reference("llama").parameters() if p.dim() == 1)
+    assert 2 * (of_two.weight_bytes - 4 * vectors) == alone.weight_bytes - 4 * vectors
+    assert 2 * of_two.kv_bytes_per_token == alone.kv_bytes_per_token
+    assert of_two.num_kv_blocks > 1.9 * alone.num_kv_blocks
+    assert of_two.free_bytes < 0.6 * alone.free_bytes  # the cpu's ranks share its memory
+    assert "over             2 devices; every figure is of each" in str(of_two)
+    assert "devices" not in str(alone)
+    of_four = plan_model(EngineConfig(**common, tensor_parallel_size=4))  # more devices than KV heads
+    assert of_four.kv_bytes_per_token == of_two.kv_bytes_per_token
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 3, but this device works in groups of 1, 2, 4, 8"):
+        plan_model(EngineConfig(**common, tensor_parallel_size=3))
