@@ -22,6 +22,7 @@ from octavo.core.base.options import Kind, option, options_of, read_keys
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POLICIES = ("fcfs", "priority")
+POOLINGS = ("mean", "cls", "last")
 MAX_BLOCK_SIZE = 256
 
 
@@ -47,6 +48,10 @@ class EngineConfig:
     )
     expert_parallel: bool = option(
         False, "give each of these devices whole experts, in place of a part of every expert", kind=Kind.BOOL
+    )
+
+    pooling: str | None = option(
+        None, "which rows become a text's vector, for an embedding model whose files do not say", choices=POOLINGS
     )
 
     dtype: str = option("auto", "how weights are stored; auto keeps the checkpoint's type", choices=DTYPES)

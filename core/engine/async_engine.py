@@ -1,6 +1,6 @@
 """`AsyncEngine`: an engine in a process of its own, and the asyncio front that talks to it.
 
-    generate() ── PromptReader ── Submit ──> engine process ── Outputs ──> OutputProcessor ── _Stream ──> generate()
+    generate() ── PromptReader ── Submit ──> engine process ── Outputs ──> OutputProcessor ── CallStream ──> generate()
                   (in a thread)   (EngineChannel)             (_receive, one task)            one per caller
 
 The front owns text and streams; the engine process owns tokens and KV. Whichever ends first ends the other: the
@@ -14,21 +14,25 @@ import asyncio
 import dataclasses
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import EngineDead, InvalidRequest, OctavoError
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine import messages
+from octavo.core.engine.call_stream import CallStream
 from octavo.core.engine.channel import EngineChannel
 from octavo.core.engine.loading import TextSide, open_model, read_text_side
 from octavo.core.engine.output_processor import OutputProcessor
 from octavo.core.engine.outputs import RequestOutput
+from octavo.core.engine.pooling_calls import PoolingCall, PoolingDoor
+from octavo.core.engine.pooling_methods import AsyncPoolingMethods
 from octavo.core.engine.prompts import Message, Prompt, PromptReader, ServedModel
 from octavo.core.engine.wire import EngineRequest
 from octavo.core.load.resolve import resolve_model
@@ -36,6 +40,8 @@ from octavo.core.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 NOT_STARTED = "the engine was not started; use `async with` or await start()"
 
@@ -46,45 +52,12 @@ class _Front:
 
     model: ServedModel
     reader: PromptReader
+    pooling: PoolingDoor
     processor: OutputProcessor
     stats: SchedulerStats
 
 
-class _Stream:
-    """What comes for the requests of one call, until all of them have finished.
-
-    Args:
-        places: request id -> its place among the call's prompts.
-        every_piece: False keeps only the last piece of each request.
-    """
-
-    def __init__(self, places: Mapping[str, int], *, every_piece: bool) -> None:
-        self.places = places
-        self._every_piece = every_piece
-        self._num_open = len(places)
-        self._arrived: asyncio.Queue[RequestOutput | OctavoError] = asyncio.Queue()
-
-    def put(self, piece: RequestOutput) -> None:
-        """Take in a piece of one of the requests."""
-        if self._every_piece or piece.finished:
-            self._arrived.put_nowait(piece)
-
-    def fail(self, error: OctavoError) -> None:
-        """End the stream with an error."""
-        self._arrived.put_nowait(error)
-
-    async def next(self) -> tuple[int, RequestOutput] | None:
-        """The next (place, piece); None once all requests have finished."""
-        if not self._num_open:
-            return None
-        item = await self._arrived.get()
-        if isinstance(item, OctavoError):
-            raise item
-        self._num_open -= item.finished
-        return self.places[item.request_id], item
-
-
-class AsyncEngine:
+class AsyncEngine(AsyncPoolingMethods):
     """A model in its own process, for one event loop.
 
         async with AsyncEngine("smollm2") as engine:
@@ -102,7 +75,7 @@ class AsyncEngine:
     def __init__(self, model: str, **options: Any) -> None:
         self.config = EngineConfig.from_keys({"model": model, **options}, "AsyncEngine")
         self._ids = itertools.count()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, CallStream] = {}
         self._front: _Front | None = None
         self._channel: EngineChannel | None = None
         self._receiver: asyncio.Task[None] | None = None
@@ -143,8 +116,10 @@ class AsyncEngine:
             max_model_len=ready.max_model_len,
             eos_token_ids=text.eos_token_ids,
             tokenizer=text.tokenizer,
+            pooler=text.pooler,
         )
-        self._front = _Front(model, PromptReader(model), OutputProcessor(text.tokenizer), ready.stats)
+        reader = PromptReader(model)
+        self._front = _Front(model, reader, PoolingDoor(model, reader), OutputProcessor(text.tokenizer), ready.stats)
         self._receiver = asyncio.create_task(self._receive(channel, self._front))
 
     @property
@@ -208,7 +183,8 @@ class AsyncEngine:
 
         Arguments and errors are those of `generate`; when one prompt is refused, none goes on.
         """
-        stream = await self._submit(prompts, sampling_params, priority, cache_salt, every_piece=True)
+        read = self._reading(sampling_params, priority, cache_salt)
+        stream = await self._submit(prompts, read, every_piece=True)
         try:
             while (item := await stream.next()) is not None:
                 yield item
@@ -236,13 +212,8 @@ class AsyncEngine:
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Continue several prompts to their ends, in the order given; as `generate_many` otherwise."""
-        stream = await self._submit(prompts, sampling_params, priority, cache_salt, every_piece=False)
-        try:
-            while await stream.next() is not None:
-                pass
-            return [self._started.processor.result(request_id) for request_id in stream.places]
-        finally:
-            self._drop(stream)
+        read = self._reading(sampling_params, priority, cache_salt)
+        return await self._complete(await self._submit(prompts, read, every_piece=False))
 
     async def chat(
         self,
@@ -299,30 +270,46 @@ class AsyncEngine:
             raise EngineDead(self._cause_of_end or NOT_STARTED)
         return self._front
 
-    async def _submit(
-        self,
-        prompts: Sequence[Prompt],
-        sampling_params: SamplingParams | None,
-        priority: int,
-        cache_salt: str | None,
-        *,
-        every_piece: bool,
-    ) -> _Stream:
-        """Check requests, open their stream and send them: all, or when one is refused none."""
+    @property
+    def _pooling(self) -> PoolingDoor:
+        return self._started.pooling
+
+    async def _run_pooling(self, call: PoolingCall[Result], priority: int) -> list[Result]:
+        read = partial(self._pooling.read, priority=priority)
+        stream = await self._submit(call.inputs, read, every_piece=False)
+        return call.finish(await self._complete(stream))
+
+    def _reading(
+        self, sampling_params: SamplingParams | None, priority: int, cache_salt: str | None
+    ) -> Callable[[str, Prompt], EngineRequest]:
+        """How prompts of a generating call are read."""
         params = sampling_params or SamplingParams()
         if params.logits_processors:
             raise InvalidRequest(
                 "logits_processors run in the engine's own process only; use LLM for them", field="logits_processors"
             )
+        reader = self._started.reader
+        return lambda request_id, prompt: reader.read(
+            request_id, prompt, params, priority=priority, cache_salt=cache_salt
+        )
+
+    async def _complete(self, stream: CallStream) -> list[RequestOutput]:
+        """Wait for the ends of a call's requests."""
+        try:
+            while await stream.next() is not None:
+                pass
+            return [self._started.processor.result(request_id) for request_id in stream.places]
+        finally:
+            self._drop(stream)
+
+    async def _submit(
+        self, prompts: Sequence[Item], read: Callable[[str, Item], EngineRequest], *, every_piece: bool
+    ) -> CallStream:
+        """Check requests, open their stream and send them: all, or when one is refused none."""
         front = self._started
         ids = [str(next(self._ids)) for _ in prompts]
-        requests: list[EngineRequest] = await asyncio.to_thread(
-            lambda: [
-                front.reader.read(request_id, prompt, params, priority=priority, cache_salt=cache_salt)
-                for request_id, prompt in zip(ids, prompts, strict=True)
-            ]
-        )
-        stream = _Stream({request_id: place for place, request_id in enumerate(ids)}, every_piece=every_piece)
+        requests: list[EngineRequest] = await asyncio.to_thread(lambda: list(map(read, ids, prompts)))
+        stream = CallStream({request_id: place for place, request_id in enumerate(ids)}, every_piece=every_piece)
         try:
             for request, prompt in zip(requests, prompts, strict=True):
                 self._streams[request.request_id] = stream
@@ -371,7 +358,7 @@ class AsyncEngine:
             assert isinstance(error, OctavoError)
             stream.fail(error)
 
-    def _drop(self, stream: _Stream) -> None:
+    def _drop(self, stream: CallStream) -> None:
         """Forget a stream; end in the engine what is still open of its requests."""
         still_open: list[tuple[str, int]] = []
         for request_id in stream.places:

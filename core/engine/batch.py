@@ -3,6 +3,7 @@
     row r   tokens[r, :length[r]]          every token id known so far (prompt, then outputs)
             computed[r]                    tokens whose KV is in the cache before the step
             offset[r]                      added to the positions that the model sees
+            second[r]                      where the second text of a pair begins; beyond every row where there is none
             tables[g][r, :num_blocks]      block ids of KV group g
 
 Only the ModelRunner talks to it. It decides nothing: it applies each SchedulerOutput's differences, and could be
@@ -62,14 +63,20 @@ class InputBatch:
         max_num_seqs: rows.
         max_model_len: tokens of a row.
         block_sizes: per KV group, in tokens.
+        second_text_offset: added to positions in the second text of a pair.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_sizes: Sequence[int]) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_sizes: Sequence[int], *, second_text_offset: int = 0
+    ) -> None:
         self._block_sizes = tuple(block_sizes)
         self._tokens = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self._length = np.zeros(max_num_seqs, dtype=np.int64)
         self._computed = np.zeros(max_num_seqs, dtype=np.int64)
         self._offset = np.zeros(max_num_seqs, dtype=np.int64)
+        self._second = np.full(max_num_seqs, max_model_len, dtype=np.int64)
+        self._max_model_len = max_model_len
+        self._second_text_offset = second_text_offset
         self._tables = [np.zeros((max_num_seqs, -(-max_model_len // s)), dtype=np.int32) for s in block_sizes]
         self._num_blocks = [[0] * max_num_seqs for _ in block_sizes]
         self._row_of: dict[str, int] = {}
@@ -82,6 +89,8 @@ class InputBatch:
         self._length[row] = len(new.token_ids)
         self._computed[row] = new.num_computed_tokens
         self._offset[row] = new.rotary_offset
+        second = None if new.pooling is None else new.pooling.first_segment_tokens
+        self._second[row] = self._max_model_len if second is None else second
         for group, block_ids in enumerate(new.block_ids):
             self._num_blocks[group][row] = 0
             self._append_blocks(group, row, block_ids)
@@ -123,7 +132,7 @@ class InputBatch:
             num_scheduled_B=counts_B,
             num_known_B=self._length[rows_B],
             token_ids_T=self._tokens[rows_T, positions_T].astype(np.int64),
-            positions_T=positions_T + self._offset[rows_T],
+            positions_T=positions_T + self._offsets(rows_T, positions_T),
             query_start_loc=starts,
             seq_lens_B=seq_lens_B,
             groups=tuple(
@@ -131,6 +140,12 @@ class InputBatch:
                 for table, size in zip(self._tables, self._block_sizes, strict=True)
             ),
         )
+
+    def _offsets(self, rows_T: Int64, positions_T: Int64) -> Int64:
+        offset_T = self._offset[rows_T]
+        if self._second_text_offset:
+            offset_T += self._second_text_offset * (positions_T >= self._second[rows_T])
+        return offset_T
 
     def _group_inputs(
         self, table: Int32, block_size: int, rows_B: Int64, rows_T: Int64, positions_T: Int64, longest: int

@@ -27,7 +27,7 @@ from octavo.core.engine.wire import EngineOutput, EngineRequest, choice_id, spli
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.sched.block_manager import BlockManager
 from octavo.core.sched.output import RequestDelta
-from octavo.core.sched.policy import SchedulerLimits
+from octavo.core.sched.policy import SchedulerLimits, WholePromptLimit
 from octavo.core.sched.request import Request
 from octavo.core.sched.scheduler import Scheduler
 
@@ -53,7 +53,7 @@ class Engine:
         self._blocks = BlockManager(
             num_blocks=executor.num_kv_blocks,
             groups=executor.kv_groups,
-            enable_prefix_caching=config.enable_prefix_caching,
+            enable_prefix_caching=config.enable_prefix_caching and not sizes.whole_texts,
             kv_dtype=str(sizes.kv_dtype),
         )
         limits = SchedulerLimits(
@@ -61,10 +61,11 @@ class Engine:
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             max_model_len=sizes.max_model_len,
             policy=config.scheduling_policy,
-            long_prefill_threshold=config.long_prefill_threshold,
+            long_prefill_threshold=None if sizes.whole_texts else config.long_prefill_threshold,
             rotary_switch_tokens=sizes.rotary_switch_tokens,
         )
-        self._scheduler = Scheduler(limits, self._blocks, token_limits=(PromptLogprobsLimit(),))
+        token_limit = WholePromptLimit() if sizes.whole_texts else PromptLogprobsLimit()
+        self._scheduler = Scheduler(limits, self._blocks, token_limits=(token_limit,))
         self._seeds = random.Random(config.seed)
         self._dead: str | None = None
 
@@ -92,6 +93,9 @@ class Engine:
         """
         self._check_alive()
         params = request.params
+        if (request.pooling is not None) is not self.sizes.gives_vectors:
+            kind = "vectors and no text" if self.sizes.gives_vectors else "text and no vectors"
+            raise InvalidRequest(f"this model gives {kind}; ask for those, or serve another model", field="model")
         if params.logits_processors and not self._executor.is_in_process:
             raise InvalidRequest(
                 "logits_processors can't cross to the processes of a model that is split over ranks; leave them out, "
@@ -115,6 +119,7 @@ class Engine:
                         priority=request.priority,
                         arrival_time=time.monotonic(),
                         cache_salt=request.cache_salt,
+                        pooling=request.pooling,
                     )
                 )
                 added.append(choice_id(request.request_id, index))
@@ -202,4 +207,5 @@ def _output(delta: RequestDelta) -> EngineOutput:
         stop_reason=delta.stop_reason,
         num_cached_tokens=delta.num_cached_tokens,
         error=delta.error,
+        pooled=delta.pooled,
     )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import InvalidRequest
@@ -27,7 +27,9 @@ from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine.loading import TextSide, open_model, read_text_side
 from octavo.core.engine.output_processor import OutputProcessor
 from octavo.core.engine.outputs import RequestOutput
-from octavo.core.engine.prompts import Message, Prompt, PromptReader, ServedModel
+from octavo.core.engine.pooling_calls import PoolingCall, PoolingDoor
+from octavo.core.engine.pooling_methods import PoolingMethods
+from octavo.core.engine.prompts import Message, Prompt, PromptReader, ServedModel, as_prompts
 from octavo.core.engine.wire import EngineRequest
 
 if TYPE_CHECKING:
@@ -37,9 +39,10 @@ if TYPE_CHECKING:
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Conversation = Sequence[Message]
+Result = TypeVar("Result")
 
 
-class LLM:
+class LLM(PoolingMethods):
     """A model, loaded and ready to generate. Several may live in one process; threads that share one take turns.
 
     Args:
@@ -59,8 +62,10 @@ class LLM:
             max_model_len=self._engine.sizes.max_model_len,
             eos_token_ids=text.eos_token_ids,
             tokenizer=text.tokenizer,
+            pooler=text.pooler,
         )
         self._reader = PromptReader(self._model)
+        self._door = PoolingDoor(self._model, self._reader)
         self._processor = OutputProcessor(self._tokenizer)
         self._ids = itertools.count()
         self._streams: dict[str, deque[RequestOutput]] = {}
@@ -93,14 +98,18 @@ class LLM:
             InvalidRequest: a prompt or its parameters can't be served; none of the prompts runs.
             EngineDead: the LLM was closed, or a step failed.
         """
-        several = _as_prompts(prompts)
+        several = as_prompts(prompts)
         requests = [
             self._read(prompt, each)
             for prompt, each in zip(several, _as_params(sampling_params, len(several)), strict=True)
         ]
+        return self._complete(requests, several)
+
+    def _complete(self, requests: Sequence[EngineRequest], prompts: Sequence[Prompt]) -> list[RequestOutput]:
+        """Run requests to their ends, in the order given."""
         request_ids = [request.request_id for request in requests]
         try:
-            for request, prompt in zip(requests, several, strict=True):
+            for request, prompt in zip(requests, prompts, strict=True):
                 self._submit(request, prompt)
             unfinished = request_ids
             while unfinished:
@@ -169,6 +178,14 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    @property
+    def _pooling(self) -> PoolingDoor:
+        return self._door
+
+    def _run_pooling(self, call: PoolingCall[Result]) -> list[Result]:
+        requests = [self._door.read(str(next(self._ids)), item) for item in call.inputs]
+        return call.finish(self._complete(requests, [item.text for item in call.inputs]))
+
     def _read(self, prompt: Prompt, params: SamplingParams) -> EngineRequest:
         return self._reader.read(str(next(self._ids)), prompt, params)
 
@@ -231,15 +248,6 @@ def _load(config: EngineConfig) -> tuple[Engine, TextSide]:
         except BaseException:
             engine.close()
             raise
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, whether one or several were given."""
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
-        return [prompts]
-    if len(prompts) > 0 and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
 
 
 def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from octavo.core.base.config import EngineConfig
 from octavo.core.load.checkpoint import Checkpoint, open_checkpoint
 from octavo.core.load.resolve import resolve_model
+from octavo.core.pool.pooler import Pooler
+from octavo.core.pool.read import read_pooler
 
 if TYPE_CHECKING:
     from octavo.core.text.tokenizer import Tokenizer
@@ -22,10 +24,12 @@ class TextSide:
     Attributes:
         tokenizer: None for a checkpoint without one, which serves token ids only.
         eos_token_ids: ids that end a reply.
+        pooler: of a model that gives vectors and generates nothing.
     """
 
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
+    pooler: Pooler | None = None
 
 
 @contextmanager
@@ -50,7 +54,11 @@ def read_text_side(config: EngineConfig, checkpoint: Checkpoint) -> TextSide:
         CheckpointError: the tokenizer is damaged or of an unsupported kind.
     """
     tokenizer = _tokenizer(config, checkpoint)
-    return TextSide(tokenizer, _eos_token_ids(checkpoint.config, checkpoint.generation_config, tokenizer))
+    return TextSide(
+        tokenizer,
+        _eos_token_ids(checkpoint.config, checkpoint.generation_config, tokenizer),
+        read_pooler(checkpoint.config, checkpoint.path, config.pooling),
+    )
 
 
 def _tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:

@@ -20,6 +20,7 @@ from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import EngineDead, InvalidRequest, UserError
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason, SamplingParams
+from octavo.core.base.pooling import PoolingJob
 from octavo.core.engine.wire import EngineOutput, EngineRequest
 
 
@@ -39,6 +40,7 @@ class Submit(Struct, frozen=True, tag=True):
     eos_token_ids: tuple[int, ...]
     priority: int
     cache_salt: str | None
+    pooling: PoolingJob | None = None
 
 
 class Abort(Struct, frozen=True, tag=True):
@@ -109,6 +111,7 @@ def submit_of(request: EngineRequest) -> Submit:
         eos_token_ids=request.eos_token_ids,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        pooling=request.pooling,
     )
 
 
@@ -121,6 +124,7 @@ def request_of(message: Submit) -> EngineRequest:
         eos_token_ids=message.eos_token_ids,
         priority=message.priority,
         cache_salt=message.cache_salt,
+        pooling=message.pooling,
     )
 
 

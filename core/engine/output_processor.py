@@ -44,6 +44,7 @@ class _RequestState:
     open_choices: int
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
+    pooled: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -131,6 +132,7 @@ class OutputProcessor:
             finished=state.open_choices == 0,
             prompt_logprobs=state.prompt_logprobs,
             num_cached_tokens=state.num_cached_tokens,
+            pooled=state.pooled,
         )
 
     def discard(self, request_id: str) -> None:
@@ -140,7 +142,8 @@ class OutputProcessor:
     def _take_prompt(self, state: _RequestState, output: EngineOutput, piece: RequestOutput) -> None:
         if output.index == 0:
             state.num_cached_tokens = output.num_cached_tokens
-        piece.num_cached_tokens = state.num_cached_tokens
+            state.pooled = output.pooled
+        piece.num_cached_tokens, piece.pooled = state.num_cached_tokens, state.pooled
         if output.prompt_logprobs is not None:
             state.prompt_logprobs = [None, *map(self._readable, output.prompt_logprobs)]
             piece.prompt_logprobs = state.prompt_logprobs

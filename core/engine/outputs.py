@@ -60,6 +60,7 @@ class RequestOutput:
         outputs: the choices, by index; a piece holds only those that gained something.
         finished: every choice has ended.
         num_cached_tokens: prompt tokens found in the prefix cache.
+        pooled: the vector of a pooling request, fp32 little-endian; see pooling_outputs.py.
     """
 
     request_id: str
@@ -69,3 +70,4 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
+    pooled: bytes | None = None

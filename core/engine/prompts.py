@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.params import SamplingParams
 from octavo.core.engine.wire import EngineRequest
+from octavo.core.pool.pooler import Pooler
 from octavo.core.text.spellings import BadWordSpeller
 from octavo.core.text.tokenizer import Tokenizer
 
@@ -35,12 +36,14 @@ class ServedModel:
         max_model_len: tokens of a prompt and its reply.
         eos_token_ids: end a reply.
         tokenizer: None for a model that serves token ids only.
+        pooler: of a model that gives vectors and generates nothing.
     """
 
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     tokenizer: Tokenizer | None
+    pooler: Pooler | None = None
 
 
 class PromptReader:
@@ -63,6 +66,16 @@ class PromptReader:
         Raises:
             InvalidRequest: naming the field, the limit and the fix.
         """
+        if self._model.pooler is not None:
+            raise InvalidRequest(
+                "this model gives vectors and generates no text; use embed, classify or score", field="model"
+            )
+        return self.prepare(request_id, prompt, params, priority=priority, cache_salt=cache_salt)
+
+    def prepare(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int, cache_salt: str | None
+    ) -> EngineRequest:
+        """The same, whatever the model gives. Raises InvalidRequest."""
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise InvalidRequest(
                 f"priority is out of range; give a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}",
@@ -70,7 +83,7 @@ class PromptReader:
             )
         return EngineRequest(
             request_id=request_id,
-            prompt_token_ids=self._encode(prompt) if isinstance(prompt, str) else self._checked_ids(prompt),
+            prompt_token_ids=self.text_ids(prompt) if isinstance(prompt, str) else self._checked_ids(prompt),
             params=self._checked_params(params),
             eos_token_ids=self._model.eos_token_ids,
             priority=priority,
@@ -93,10 +106,22 @@ class PromptReader:
         self._check_text_length(text, "messages")
         return encode_chat(self._tokenizer("messages"), text)
 
-    def _encode(self, text: str) -> list[int]:
+    def text_ids(self, text: str) -> list[int]:
+        """Token ids of a text, with what the tokenizer puts around it. Raises InvalidRequest."""
         tokenizer = self._tokenizer("prompt")
         self._check_text_length(text, "prompt")
         return tokenizer.encode(text)
+
+    def pair_ids(self, first: str, second: str) -> tuple[list[int], int]:
+        """Token ids of a pair of texts, and how many of them belong to the first one. Raises InvalidRequest."""
+        tokenizer = self._tokenizer("prompt")
+        self._check_text_length(first, "queries")
+        self._check_text_length(second, "documents")
+        return tokenizer.encode_pair(first, second)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token stands for no text."""
+        return token_id in self._tokenizer("prompt").special_ids
 
     def _check_text_length(self, text: str, field: str) -> None:
         """Refuse a text that can't fit even if each of its tokens is the longest there is."""
@@ -156,3 +181,12 @@ class PromptReader:
         from octavo.core.text.chat import chat_template_of
 
         return chat_template_of(self._tokenizer("messages"))
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts, whether one or several were given."""
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        return [prompts]
+    if len(prompts) > 0 and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

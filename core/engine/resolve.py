@@ -48,6 +48,8 @@ class EngineSizes:
         max_model_len: tokens of a prompt and its reply.
         kv_memory_fraction: share of the free memory for the KV cache where no size is given.
         rotary_switch_tokens: as the model's config says it.
+        gives_vectors: requests want vectors, and none of them tokens.
+        whole_texts: a request is computed in one step, since nothing is kept between steps.
     """
 
     dtype: torch.dtype
@@ -58,6 +60,8 @@ class EngineSizes:
     max_model_len: int
     kv_memory_fraction: float
     rotary_switch_tokens: int | None
+    gives_vectors: bool = False
+    whole_texts: bool = False
 
 
 def resolve_sizes(

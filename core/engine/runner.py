@@ -96,6 +96,7 @@ class ModelRunner:
         max_num_seqs: requests of a step.
         max_model_len: tokens of a request.
         block_sizes: per KV group, in tokens.
+        second_text_offset: as for InputBatch.
     """
 
     def __init__(
@@ -110,13 +111,14 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         block_sizes: tuple[int, ...],
+        second_text_offset: int = 0,
     ) -> None:
         self._backend = backend
         self._opset = opset
         self._model = model
         self._stage = stage
         self._pool_views = tuple(pool_views)
-        self._batch = InputBatch(max_num_seqs, max_model_len, block_sizes)
+        self._batch = InputBatch(max_num_seqs, max_model_len, block_sizes, second_text_offset=second_text_offset)
         self._block_sizes = block_sizes
         self._memory = memory
         self._copy_pool = [opset.bind("copy_blocks", _copy_spec(view)) for view in self._pool_views]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.core.base.params import FinishReason, SamplingParams
+from octavo.core.base.pooling import PoolingJob
 from octavo.core.sample.logprobs import PositionLogprobs
 
 
@@ -25,6 +26,7 @@ class EngineRequest:
         eos_token_ids: end a choice unless params.ignore_eos.
         priority: lower runs earlier, under the policy "priority".
         cache_salt: only requests of one salt share cached blocks.
+        pooling: a vector is wanted; params then generates nothing.
     """
 
     request_id: str
@@ -33,6 +35,7 @@ class EngineRequest:
     eos_token_ids: tuple[int, ...] = ()
     priority: int = 0
     cache_salt: str | None = None
+    pooling: PoolingJob | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,7 @@ class EngineOutput:
         finish_reason, stop_reason: set on the choice's last output; stop_reason is the id that ended it.
         num_cached_tokens: prompt tokens taken from the prefix cache.
         error: why the choice failed, with finish_reason ERROR.
+        pooled: the vector of a pooling request, fp32 little-endian, on its only output.
     """
 
     request_id: str
@@ -58,6 +62,7 @@ class EngineOutput:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    pooled: bytes | None = None
 
 
 def choice_id(request_id: str, index: int) -> str:

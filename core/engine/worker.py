@@ -20,15 +20,24 @@ import torch
 
 from octavo.core.backend.comm import Communicator
 from octavo.core.backend.device import DeviceBackend
-from octavo.core.backend.kv import KVPool
+from octavo.core.backend.kv import KVCache, KVPool
 from octavo.core.backend.opset import OpChoice, OpSet
 from octavo.core.backend.registry import BackendInfo, BackendRegistry, load_layer_overrides
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import BackendUnavailable
 from octavo.core.engine.buckets import padded_tokens
 from octavo.core.engine.follower_stage import FollowerStage
+from octavo.core.engine.pooling_setup import (
+    build_head,
+    load_vectors_model,
+    num_rows,
+    places_of_texts,
+    pooling_sizes,
+    table_offset,
+)
+from octavo.core.engine.pooling_stage import PoolingStage
 from octavo.core.engine.resolve import EngineSizes, check_weights_fit, fit_length, kv_blocks_for, resolve_sizes
-from octavo.core.engine.runner import ModelRunner, RunnerMemory
+from octavo.core.engine.runner import ModelRunner, OutputStage, RunnerMemory
 from octavo.core.engine.sampling_stage import SamplingStage
 from octavo.core.layers.kv_groups import KVGroup, group_layers, layer_places, num_pools, pool_block_bytes
 from octavo.core.layers.overrides import replaced_layers
@@ -39,6 +48,8 @@ from octavo.core.models.base import Model
 from octavo.core.models.registry import build_model, read_config
 from octavo.core.parallel.mesh import Place
 from octavo.core.parallel.shard import Shard
+from octavo.core.pool.pooler import Pooler
+from octavo.core.pool.read import read_pooler
 from octavo.core.sched.kv_groups import KVGroupSpec
 from octavo.core.sched.output import ModelRunnerOutput, SchedulerOutput
 
@@ -83,40 +94,73 @@ class Worker:
     ) -> None:
         backend = self._backend
         facts = read_config(checkpoint.config)
+        pooler = read_pooler(checkpoint.config, checkpoint.path, config.pooling)
         sizes = resolve_sizes(config, checkpoint.config, facts, backend.capabilities)
+        if pooler is not None:
+            sizes = pooling_sizes(config, sizes, pooler, facts, backend.capabilities)
         part_bytes = weight_bytes(checkpoint, sizes.dtype, self._place.size)
         check_weights_fit(part_bytes, sizes, backend.memory_info().free_bytes)
         self._comm = backend.communicator(self._place.rank, self._place.size, self._place.address)
         self._opset = OpSet(backend, strict=config.strict_backend, package=package)
-        self._model = _build(checkpoint, sizes, backend, self._opset, layer_overrides, self._comm, config)
-        targets = self._model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
-        load_weights(checkpoint, targets, progress=None if config.progress else False)
-        self.vocab_size = self._model.vocab_size
-        memory = RunnerMemory.allocate(backend, _step_tokens(backend, sizes), sizes.max_num_seqs, self.vocab_size)
-        layers = group_layers(self._model.kv_specs())
-        self.kv_groups = scheduler_groups(layers)
-        block_bytes = pool_block_bytes(layers)
-        self._comm.barrier()  # what is free is measured when all weights are there: ranks may share a memory
-        num_kv_blocks = kv_blocks_for(
-            config, sizes, self.kv_groups, block_bytes * num_pools(layers), backend.memory_info().free_bytes
+        self._model = _build(
+            checkpoint, sizes, backend, self._opset, layer_overrides, self._comm, config, has_head=pooler is None
         )
-        self.num_kv_blocks = _fewest(backend, self._comm, num_kv_blocks)
-        self.sizes = fit_length(config, sizes, self.kv_groups, self.num_kv_blocks)
-        pools = [backend.allocate_kv_pool(self.num_kv_blocks, block_bytes) for _ in range(num_pools(layers))]
-        _bind_kv(self._model, backend, layers, pools)
-        stage = SamplingStage(self._opset, self.vocab_size)
+        stage: OutputStage
+        if pooler is None:
+            targets = self._model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
+            load_weights(checkpoint, targets, progress=None if config.progress else False)
+            stage, rows = SamplingStage(self._opset, self._model.vocab_size), sizes.max_num_seqs
+        else:
+            stage = self._load_vectors(config, checkpoint, sizes, pooler)
+            rows = num_rows(sizes, pooler, _step_tokens(backend, sizes))
+        self.vocab_size = facts.vocab_size if sizes.gives_vectors else self._model.vocab_size
+        memory = RunnerMemory.allocate(backend, _step_tokens(backend, sizes), rows, self._model.vocab_size)
+        pool_views = self._allocate_kv(config, sizes)
         self._runner = ModelRunner(
             model=self._model,
             backend=backend,
             opset=self._opset,
             stage=stage if self._place.rank == 0 else FollowerStage(stage),
             memory=memory,
-            pool_views=[backend.kv_view(pool, layers[0].spec) for pool in pools],
+            pool_views=pool_views,
             max_num_seqs=self.sizes.max_num_seqs,
             max_model_len=self.sizes.max_model_len,
             block_sizes=tuple(group.block_size for group in self.kv_groups),
+            second_text_offset=table_offset(sizes, facts),
         )
         self._opset.verify()
+
+    def _load_vectors(
+        self, config: EngineConfig, checkpoint: Checkpoint, sizes: EngineSizes, pooler: Pooler
+    ) -> PoolingStage:
+        """Stream the weights of a model without a head, and those of its pooler."""
+        head = build_head(pooler, self._backend, self._opset, sizes)
+        targets = self._model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
+        load_vectors_model(checkpoint, targets, pooler, head, progress=None if config.progress else False)
+        return PoolingStage(self._backend, pooler, head)
+
+    def _allocate_kv(self, config: EngineConfig, sizes: EngineSizes) -> list[KVCache]:
+        """Allocate the pools from what is really free, bind the model's layers to them, and settle the sizes.
+
+        Returns:
+            One view of each pool.
+        """
+        backend = self._backend
+        layers = group_layers(self._model.kv_specs())
+        block_bytes = pool_block_bytes(layers)
+        self._comm.barrier()  # what is free is measured when all weights are there: ranks may share a memory
+        if sizes.whole_texts:
+            (self.kv_groups, self.num_kv_blocks), self.sizes = places_of_texts(sizes), sizes
+        else:
+            self.kv_groups = scheduler_groups(layers)
+            num_kv_blocks = kv_blocks_for(
+                config, sizes, self.kv_groups, block_bytes * num_pools(layers), backend.memory_info().free_bytes
+            )
+            self.num_kv_blocks = _fewest(backend, self._comm, num_kv_blocks)
+            self.sizes = fit_length(config, sizes, self.kv_groups, self.num_kv_blocks)
+        pools = [backend.allocate_kv_pool(self.num_kv_blocks, block_bytes) for _ in range(num_pools(layers))]
+        _bind_kv(self._model, backend, layers, pools)
+        return [backend.kv_view(pool, layers[0].spec) for pool in pools]
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
@@ -192,6 +236,8 @@ def _build(
     layer_overrides: Mapping[str, type],
     comm: Communicator,
     config: EngineConfig,
+    *,
+    has_head: bool,
 ) -> Model:
     return build_model(
         checkpoint.config,
@@ -205,6 +251,7 @@ def _build(
         layer_overrides=layer_overrides,
         shard=Shard.of(comm),
         expert_parallel=config.expert_parallel,
+        has_head=has_head,
     )
 
 

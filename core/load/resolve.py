@@ -20,7 +20,10 @@ from octavo.core.load.checkpoint import ModelSource
 from octavo.core.load.demos import DEMO_MODELS, locate_demo
 
 # What a text model needs from the hub; pickled weights and other formats stay there.
-HUB_PATTERNS = ("*.json", "model*.safetensors", "tokenizer.model", "merges.txt", "chat_template.jinja")
+HUB_PATTERNS = (
+    "*.json", "model*.safetensors", "*_Dense/model.safetensors", "tokenizer.model", "merges.txt", "vocab.txt",
+    "sentencepiece.bpe.model", "chat_template.jinja",
+)  # fmt: skip
 _DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}")
 

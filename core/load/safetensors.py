@@ -40,6 +40,9 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
+    "vocab.txt",
+    "sentencepiece.bpe.model",
+    "spiece.model",
     "chat_template.jinja",
     "chat_template.json",
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,11 @@ class LoadReport:
 
 
 def load_weights(
-    checkpoint: Checkpoint, targets: Mapping[str, WeightTarget], *, progress: bool | None = None
+    checkpoint: Checkpoint,
+    targets: Mapping[str, WeightTarget],
+    *,
+    progress: bool | None = None,
+    left_out: Collection[str] = (),
 ) -> LoadReport:
     """Read every tensor the model wants, in the order of `targets`, and place it.
 
@@ -69,6 +73,7 @@ def load_weights(
         checkpoint: the opened files.
         targets: checkpoint name -> where it goes.
         progress: show a progress bar on stderr; None shows it on a terminal.
+        left_out: names that the model does without on purpose; no warning speaks of them.
 
     Raises:
         CheckpointError: a required tensor is missing, or a tensor has another shape; nothing was placed then.
@@ -76,7 +81,7 @@ def load_weights(
     started = time.perf_counter()
     placed = check_targets(checkpoint, targets)
     absent = tuple(name for name in targets if name not in placed)
-    unused = tuple(name for name in checkpoint.names() if name not in targets)
+    unused = tuple(name for name in checkpoint.names() if name not in targets and name not in left_out)
     if unused:
         logger.warning(
             "%d tensors of %s are not used by the model: %s", len(unused), checkpoint.path, ", ".join(unused)

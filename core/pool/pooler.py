@@ -60,6 +60,7 @@ class Pooler:
         similarity: how two embeddings are compared; None: in a way that is not implemented.
         max_tokens: the longest text that the model was tuned for, specials included; None: as long as it takes.
         lower_case: texts are put into lower case first.
+        token_types: how many texts of one input the model tells apart.
         labels: of a classifier, by index.
         activation: of a classifier.
     """
@@ -76,6 +77,7 @@ class Pooler:
     similarity: Similarity | None = "cosine"
     max_tokens: int | None = None
     lower_case: bool = False
+    token_types: int = 1
     labels: tuple[str, ...] = ()
     activation: LabelActivation = "none"
 

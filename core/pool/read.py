@@ -54,7 +54,7 @@ def read_pooler(config: Mapping[str, Any], path: Path, asked: str | None = None)
     else:
         return None
     _refuse_bidirectional(config)
-    return replace(pooler, dimensions=_trained_dimensions(config))
+    return replace(pooler, dimensions=_trained_dimensions(config), token_types=_token_types(config))
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
@@ -95,6 +95,11 @@ def _refuse_bidirectional(config: Mapping[str, Any]) -> None:
             "implemented",
             field=name,
         )
+
+
+def _token_types(config: Mapping[str, Any]) -> int:
+    count = config.get("type_vocab_size", 2) if is_encoder(config) else 1
+    return count if type(count) is int else 1  # another type is refused where the model's config is read
 
 
 def _trained_dimensions(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -4,6 +4,7 @@
     "Ġthe"          ByteLevel                   b" the"
     "▁the"          Replace, ByteFallback       b" the"
     "<0xE2>"        Replace, ByteFallback       b"\\xe2"
+    "##ing"         WordPiece                   b"ing"          "play" is b" play"
 
 Text is made from bytes alone, so a token's share of the text never depends on how tokens arrive. That holds for
 decoders that treat every token by itself and then join, which is every decoder named below; others are refused.
@@ -83,6 +84,9 @@ def _read_decoder(backend: tokenizers.Tokenizer) -> tuple[list[_Step], bool]:
             fused = True
         elif kind == "Strip" and fused and (part["content"], part["start"], part["stop"]) == (" ", 1, 0):
             strips = True
+        elif kind == "WordPiece":
+            steps.append(_word_piece(part["prefix"]))
+            strips = True
         elif kind == "Metaspace":
             steps.append(_replace(part["replacement"], " "))
             strips = part["prepend_scheme"] != "never"
@@ -110,6 +114,11 @@ def _token_step(kind: str, part: dict[str, Any]) -> _Step | None:
 
 def _replace(old: str, new: str) -> _Step:
     return lambda token: token.replace(old, new)
+
+
+def _word_piece(prefix: str) -> _Step:
+    """A token that continues a word begins with the prefix; any other begins a word of its own."""
+    return lambda token: token.removeprefix(prefix) if token.startswith(prefix) else " " + token
 
 
 def _byte_level(token: str) -> str | bytes:

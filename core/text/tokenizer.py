@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import tokenizers
 
 
+_LONE_SURROGATE = "the text holds a lone surrogate, which is not valid Unicode; send well-formed UTF-8"
+
+
 class Tokenizer:
     """A model's vocabulary and the rules around it.
 
@@ -75,10 +78,23 @@ class Tokenizer:
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
-            raise InvalidRequest(
-                "the text holds a lone surrogate, which is not valid Unicode; send well-formed UTF-8", field="prompt"
-            ) from error
+            raise InvalidRequest(_LONE_SURROGATE, field="prompt") from error
         return ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Token ids of two texts as one input, and how many tokens come before the second text's.
+
+        The tokenizer decides what stands around and between them, and which of that belongs to the second text; where
+        it does not tell texts apart, all tokens count as the first one's.
+
+        Raises:
+            InvalidRequest: as for `encode`.
+        """
+        try:
+            encoding = self._backend.encode(first, second)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequest(_LONE_SURROGATE, field="prompt") from error
+        return encoding.ids, encoding.type_ids.index(1) if 1 in encoding.type_ids else len(encoding.ids)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; invalid UTF-8 becomes U+FFFD, ids outside the vocabulary stand for nothing."""
