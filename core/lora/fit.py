@@ -25,12 +25,13 @@ class Place:
     """Where a checkpoint layer's adapters go.
 
     Attributes:
-        part, member: of the slots.
+        part: that the layer is, or is a member of.
+        is_here: False: another rank holds it.
         repeats: whether a tensor repeats the layer's own weight; None: it can't be asked.
     """
 
     part: LoraPart
-    member: int
+    is_here: bool = True
     repeats: Callable[[torch.Tensor], bool] | None = None
 
 
@@ -52,7 +53,8 @@ def fit_adapter(adapter: Adapter, places: Mapping[str, Place], max_rank: int) ->
             raise _error(
                 adapter, name, "comes with a base weight that is not this model's; merge the adapter into its model"
             )
-    return {name: _fitted(adapter, name, layer, places, max_rank) for name, layer in adapter.layers.items()}
+    fitted = {name: _fitted(adapter, name, layer, places, max_rank) for name, layer in adapter.layers.items()}
+    return {name: weights for name, weights in fitted.items() if places[name].is_here}
 
 
 def _fitted(

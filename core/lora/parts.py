@@ -67,6 +67,7 @@ class PartShape:
         kept_rows: the row ranges that this rank holds, in the order of its product; None: all.
         kept_columns: the inputs that this rank holds; None: all.
         kind: "embedding" is a table [V, M] that ids look up: its K is V, its N is M.
+        elsewhere: further names of a list of experts, which other ranks hold.
     """
 
     names: tuple[str, ...]
@@ -75,6 +76,7 @@ class PartShape:
     kept_rows: tuple[Range, ...] | None = None
     kept_columns: Range | None = None
     kind: PartKind = "linear"
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def row_ranges(self) -> tuple[Range, ...]:

@@ -8,8 +8,8 @@
 
     requests of one step name their slot:  adapter_T [T] int32, -1 for the base model
 
-While a model is built its layers register their parts (`product`, `embedding`) and keep what they get. From then on
-only the worker and its runner talk to it: `load` and `forget` for the engine, `acquire` and `release` around a
+While a model is built its layers register their parts (`product`, `embedding`, `experts`) and keep what they get. From
+then on only the worker and its runner talk to it: `load` and `forget` for the engine, `acquire` and `release` around a
 request's time on the device. An adapter is known by its content (adapter_id), never by name or path: equal copies are
 one adapter. A host copy that made room is read again from its path, and refused if the files changed meanwhile.
 
@@ -30,6 +30,7 @@ from octavo.core.backend.opset import OpSet
 from octavo.core.base.errors import CheckpointError, ConfigError
 from octavo.core.lora.adapter import read_adapter
 from octavo.core.lora.embedding import EmbeddingAdapters
+from octavo.core.lora.experts import ExpertAdapters
 from octavo.core.lora.fit import Place, fit_adapter
 from octavo.core.lora.parts import LoraPart, LoraWeights, PartShape, ProductAdapters
 
@@ -137,20 +138,11 @@ class AdapterSlots:
             dtype: of the product's output, where it is not the activations' (logits are fp32).
             repeats: for a layer whose weight an adapter may bring a copy of.
         """
-        parts = [
-            LoraPart(
-                shape,
-                self._backend,
-                self._opset,
-                dtype=dtype or self._dtype,
-                num_slots=len(self._slots),
-                max_rank=self._max_rank,
-            )
-            for shape in shapes
-        ]
-        for part in parts:
-            self._register(part, repeats)
-        return ProductAdapters(parts)
+        return ProductAdapters([self._part(shape, dtype or self._dtype, repeats) for shape in shapes])
+
+    def experts(self, up: Sequence[PartShape], down: PartShape) -> ExpertAdapters:
+        """The adapters of a layer's experts: of the products before their activation, and of the one behind it."""
+        return ExpertAdapters([self._part(shape, self._dtype) for shape in up], self._part(down, self._dtype))
 
     def embedding(self, shape: PartShape, *, scale: float, repeats: Repeats | None = None) -> EmbeddingAdapters:
         """The adapters of a token embedding whose rows the model multiplies by `scale`; see `product`."""
@@ -167,11 +159,18 @@ class AdapterSlots:
         self._register(part, repeats)
         return part
 
+    def _part(self, shape: PartShape, dtype: torch.dtype, repeats: Repeats | None = None) -> LoraPart:
+        part = LoraPart(
+            shape, self._backend, self._opset, dtype=dtype, num_slots=len(self._slots), max_rank=self._max_rank
+        )
+        self._register(part, repeats)
+        return part
+
     def _register(self, part: LoraPart, repeats: Repeats | None) -> None:
-        for member, name in enumerate(part.shape.names):
+        for member, name in enumerate((*part.shape.names, *part.shape.elsewhere)):
             if name in self._places:
                 raise ValueError(f"two layers registered {name} for adapters")
-            self._places[name] = Place(part, member, repeats)
+            self._places[name] = Place(part, member < len(part.shape.names), repeats)
 
     # -- for the engine ----------------------------------------------------------------------------------------
 
