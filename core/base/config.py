@@ -30,7 +30,9 @@ MAX_BLOCK_SIZE = 256
 class EngineConfig:
     """Everything an engine is built from. Each field's meaning stands in its help text."""
 
-    model: str = option("", "a directory, a .gguf file, a Hugging Face id, or a demo name (smollm2, gemma3-270m)")
+    model: str = option(
+        "", "a directory, a .gguf file, a Hugging Face id, or a demo name (smollm2, gemma3-270m, minilm)"
+    )
     tokenizer: str | None = option(None, "another directory, file or id to take the tokenizer from")
     revision: str | None = option(None, "the branch, tag or commit of a Hugging Face id")
 

