@@ -1,38 +1,37 @@
-"""Searches launch parameters on a device: every entry of the tuning table, against the workloads that it serves.
+"""Searches launch parameters: every entry of the tuning table, against the workloads that it serves.
 
     entry ──► its workloads ──► one parameter at a time, half and double (stages: one less, one more), as long as that
-              is faster ──► the entry with what was found, and why
+              is faster ──► the entry with what was found, and why ──► its file, written anew at once
+
+    retuned ──► tune ──► Measures ──┬── Sandbox (tune_process.py): in a process that may end
+                                    └── Bench (tune_bench.py): in this one
 
 Entries keep their order and their `when`: what is searched is what an entry says, not which questions there are. A
-parameter set that doesn't compile, doesn't fit the chip or gives other numbers than the one before is passed over.
-`octavo tune` calls `retuned` and writes what it gives.
+parameter set that doesn't compile, doesn't fit the chip or gives other numbers than the one before is passed over. One
+that breaks the device (an illegal access leaves a process without it) ends a process of its own; the search goes on in
+the next, and doesn't try that value again for the entry. What was found till then is in the files already.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol
 
-import torch
-
-from octavo.backends.common.tuning import Entry, Key, PinnedTable, TuningTable
-from octavo.core.backend import KVCache, KVCacheSpec
-from octavo.core.backend.workloads import Prepared, Tensors, Workload, list_workloads
-from octavo.core.backend.workloads.timing import seconds_of
+from octavo.backends.common.tune_bench import Bench, Subject, trials_on
+from octavo.backends.common.tune_process import Lost, Sandbox
+from octavo.backends.common.tuning import Entry, Key
+from octavo.core.backend import DeviceBackend
 from octavo.core.base.errors import ConfigError
 
-if TYPE_CHECKING:
-    from octavo.backends.common.device import GpuBackend
+log = logging.getLogger(__name__)
 
 WORTH = 0.98
 """A change must take less than this share of the time before it: smaller gains are noise."""
-
-AGREEMENT = 0.02
-"""Largest difference of two honest orders of summation, over the output's largest value."""
-
 
 SWITCHES = ("LIBRARY", "SWAP", "TURN")
 """Parameters that are 0 or 1."""
@@ -41,18 +40,20 @@ NOT_FOR_SPEED = ("PROMOTE",)
 """Parameters that trade numbers for time: theirs is the bound's choice."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A workload ready to run under any table.
+class Measures(Protocol):
+    """Whoever measures. Entries and workloads go by their place in `subject`.
 
     Attributes:
-        call: under a table, returns its output.
-        seconds: measures the same.
+        subject: what there is to be searched.
     """
 
-    name: str
-    call: Callable[[TuningTable], torch.Tensor]
-    seconds: Callable[[TuningTable], float]
+    subject: Subject
+
+    def served(self, workload: int) -> Sequence[int]:
+        """The entries that a workload asks for. Raises Lost."""
+
+    def seconds(self, entry: int, candidate: Entry, workloads: Sequence[int]) -> float:
+        """The geometric mean over workloads with the candidate in the entry's place; infinite if unfit. Raises Lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,39 +72,119 @@ class Found:
     workloads: tuple[str, ...]
 
 
-def tune(table: TuningTable, trials: list[Trial], device_name: str, *, only: str | None = None) -> Iterator[Found]:
+def retuned(
+    open_device: Callable[[], DeviceBackend],
+    *,
+    only: str | None,
+    on_found: Callable[[Found], None],
+    write: Callable[[str, str], None],
+) -> None:
+    """Search the backend's tuning table on its device.
+
+    Args:
+        open_device: makes the device, in other processes: it must be what pickle can send.
+        only, on_found, write: see `search`.
+
+    Raises ConfigError for an emulated device, whose times mean nothing, and for a kernel that the table doesn't have.
+    """
+    search(functools.partial(device_bench, open_device), only=only, on_found=on_found, write=write)
+
+
+def search(
+    make_bench: Callable[[], Bench],
+    *,
+    only: str | None,
+    on_found: Callable[[Found], None],
+    write: Callable[[str, str], None],
+) -> None:
+    """Search a table in processes that may end.
+
+    Args:
+        make_bench: called in each of them.
+        only: kernels whose name begins so; None: all.
+        on_found: told of each entry that is done.
+        write: (name of a tuning file, its text): called whenever one of the file's entries got better.
+
+    Raises ConfigError for a kernel that the table doesn't have.
+    """
+    with Sandbox(make_bench) as sandbox:
+        subject = sandbox.subject
+        if only is not None and not any(entry.kernel.startswith(only) for entry in subject.entries):
+            raise ConfigError(f"no kernel of backend {subject.backend} begins with {only!r}", field="only")
+        now = list(subject.entries)
+        for index, found in tune(sandbox, only=only):
+            on_found(found)
+            if found.entry is not found.before:
+                now[index] = found.entry
+                heading = f"As measured on {subject.device_name} by `octavo tune`."
+                write(found.before.file, as_toml([e for e in now if e.file == found.before.file], heading))
+
+
+def device_bench(open_device: Callable[[], DeviceBackend]) -> Bench:
+    """What measures, on a device of its own."""
+    backend: Any = open_device()
+    subject = Subject(backend.name, backend.capabilities.device_name, (), ())
+    if backend.capabilities.is_emulated:
+        raise ConfigError(
+            f"backend {backend.name} runs on {subject.device_name}: there is no device to measure", field="backend"
+        )
+
+    def check() -> None:
+        backend.to_host(backend.empty(1, dtype=backend.capabilities.default_dtype).fill_(0))
+
+    return Bench(subject, backend.gpu.tuning, trials_on(backend), check)
+
+
+def tune(measures: Measures, *, only: str | None = None) -> Iterator[tuple[int, Found]]:
     """Every entry of the kernels whose name begins with `only`, in the table's order, as they are done."""
-    served = {id(entry): [] for entries in table.by_kernel.values() for entry in entries}  # type: dict[int, list[Trial]]
-    for trial in trials:
-        watched = PinnedTable(table)
-        trial.call(watched)
-        for entry in watched.given:
-            served[id(entry)].append(trial)
-    for kernel, entries in table.by_kernel.items():
-        for entry in entries if only is None or kernel.startswith(only) else ():
-            yield _search(table, entry, served[id(entry)], device_name)
+    subject = measures.subject
+    served: dict[int, list[int]] = {}
+    for workload, name in enumerate(subject.workloads):
+        try:
+            for index in measures.served(workload):
+                served.setdefault(index, []).append(workload)
+        except Lost as lost:
+            log.warning("workload %s is left out: as the table has it, %s", name, lost)
+    for index, entry in enumerate(subject.entries):
+        if only is None or entry.kernel.startswith(only):
+            yield index, _search(measures, index, served.get(index, []))
 
 
-def _search(table: TuningTable, entry: Entry, trials: list[Trial], device_name: str) -> Found:
+def _search(measures: Measures, index: int, workloads: list[int]) -> Found:
     """Coordinate descent from the entry's own values."""
-    names = tuple(trial.name for trial in trials)
-    if not trials:
-        return Found(entry, entry, 1.0, names)
-    wanted = [trial.call(PinnedTable(table, entry)) for trial in trials]
-    best, first = entry, _seconds(table, entry, entry, trials)
-    fastest = first
-    moved = True
+    entry = measures.subject.entries[index]
+    names = tuple(measures.subject.workloads[workload] for workload in workloads)
+    unmoved = Found(entry, entry, 1.0, names)
+    if not workloads:
+        return unmoved
+    deadly: set[tuple[str, Any]] = set()
+
+    def seconds(candidate: Entry, changed: set[tuple[str, Any]]) -> float:
+        if changed & deadly:
+            return math.inf
+        try:
+            return measures.seconds(index, candidate, workloads)
+        except Lost as lost:
+            deadly.update(changed)
+            log.warning("%s with %s is passed over: %s", entry.kernel, _shown(candidate.constants), lost)
+            return math.inf
+
+    first = fastest = seconds(entry, set())
+    if math.isinf(first):
+        return unmoved
+    best, moved = entry, True
     while moved:
         moved = False
         for candidate in neighbours(best):
-            taken = _seconds(table, entry, candidate, trials, wanted)
+            taken = seconds(candidate, candidate.constants.items() - best.constants.items())
             if taken < WORTH * fastest:
                 best, fastest, moved = candidate, taken, True
                 break
-    gain = first / fastest
     if best is entry:
-        return Found(entry, entry, 1.0, names)
-    why = f"measured on {device_name}: {gain:.2f}x of {_shown(entry.constants)}, over {', '.join(names)}"
+        return unmoved
+    gain = first / fastest
+    where = measures.subject.device_name
+    why = f"measured on {where}: {gain:.2f}x of {_shown(entry.constants)}, over {', '.join(names)}"
     return Found(entry, replace(best, why=why), gain, names)
 
 
@@ -127,25 +208,7 @@ def _steps(name: str, value: int) -> tuple[int, ...]:
     return tuple(v for v in (value // 2, value * 2) if v > 0)
 
 
-def _seconds(
-    table: TuningTable, entry: Entry, candidate: Entry, trials: list[Trial], wanted: list[torch.Tensor] | None = None
-) -> float:
-    """The geometric mean over the workloads with the candidate in the entry's place; infinite when it is unfit."""
-    pinned = PinnedTable(table, candidate, instead_of=entry)
-    try:
-        if wanted is not None and not all(_agree(t.call(pinned), w) for t, w in zip(trials, wanted, strict=True)):
-            return math.inf
-        return math.exp(sum(math.log(trial.seconds(pinned)) for trial in trials) / len(trials))
-    except Exception:  # Triton and the driver refuse parameters by errors of many kinds
-        return math.inf
-
-
-def _agree(x: torch.Tensor, want: torch.Tensor) -> bool:
-    x, want = x.to(torch.float32), want.to(torch.float32)
-    return bool((x - want).abs().max() <= AGREEMENT * want.abs().max())
-
-
-def as_toml(entries: list[Entry], heading: str) -> str:
+def as_toml(entries: Sequence[Entry], heading: str) -> str:
     """A tuning file. heading: its comment."""
     return "\n".join([f"# {line}" for line in heading.splitlines()] + [_entry_toml(entry) for entry in entries]) + "\n"
 
@@ -165,61 +228,3 @@ def _value(value: Key | tuple[int, int]) -> str:
 
 def _shown(constants: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in constants.items())
-
-
-def retuned(backend: GpuBackend, *, only: str | None, on_found: Callable[[Found], None]) -> dict[str, str]:
-    """The backend's tuning files as they were read, with what was found on its device: name -> text, changed ones only.
-
-    Raises ConfigError for an emulated device, whose times mean nothing, and for a kernel that the table doesn't have.
-    """
-    name, table = backend.capabilities.device_name, backend.gpu.tuning
-    if backend.capabilities.is_emulated:
-        raise ConfigError(f"backend {backend.name} runs on {name}: there is no device to measure", field="backend")
-    if only is not None and not any(kernel.startswith(only) for kernel in table.by_kernel):
-        raise ConfigError(f"no kernel of backend {backend.name} begins with {only!r}", field="only")
-    better: dict[int, Entry] = {}
-    for found in tune(table, trials_on(backend), name, only=only):
-        on_found(found)
-        if found.entry is not found.before:
-            better[id(found.before)] = found.entry
-    files: dict[str, list[Entry]] = {}
-    for entry in (entry for entries in table.by_kernel.values() for entry in entries):
-        files.setdefault(entry.file, []).append(entry)
-    return {
-        file: as_toml([better.get(id(entry), entry) for entry in entries], f"As measured on {name} by `octavo tune`.")
-        for file, entries in files.items()
-        if any(id(entry) in better for entry in entries)
-    }
-
-
-def trials_on(backend: GpuBackend) -> list[Trial]:
-    """The contract's workloads on this device; those that its kernels refuse are left out."""
-    dtype = backend.capabilities.activation_dtype[backend.capabilities.default_dtype]
-    fp8 = next((d for d in backend.capabilities.kv_dtypes if d.itemsize == 1), None)
-
-    def kv_cache(spec: KVCacheSpec, num_blocks: int) -> KVCache:
-        return backend.kv_view(backend.allocate_kv_pool(num_blocks, spec.block_bytes), spec)
-
-    tensors = Tensors(backend.device, dtype, kv_cache)
-    return [
-        _trial(backend, workload, tensors)
-        for workload in list_workloads(dtype, fp8)
-        if hasattr(backend.ops, workload.op) and backend.ops.supports(workload.op, workload.spec) is None
-    ]
-
-
-def _trial(backend: GpuBackend, workload: Workload, tensors: Tensors) -> Trial:
-    def prepared(table: TuningTable) -> Prepared:
-        return workload.prepare(backend.make_ops(replace(backend.gpu, tuning=table)), tensors)
-
-    def call(table: TuningTable) -> torch.Tensor:
-        torch.manual_seed(0)  # the same numbers under every table
-        run = prepared(table)
-        out = cast(torch.Tensor, run.keywords.get("out", run.keywords.get("out_q", run.keywords.get("out_ids"))))
-        if workload.op != "lora_gemm":  # adds to what is there
-            out.view(torch.uint8).fill_(0xFF)  # NaN, or -1: what a launch leaves out must not look right
-        run()
-        backend.synchronize()
-        return out
-
-    return Trial(workload.name, call, lambda table: seconds_of(backend, prepared(table)))

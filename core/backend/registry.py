@@ -106,8 +106,8 @@ class BackendInfo:
         layer_overrides: name of a core layer (Attention, Embedding, Linear, OutputHead, RMSNorm) -> a function that
             takes its class and returns the class to build in its place, a subclass of it.
         options: dataclass of its `--backend-option`s.
-        tune: `(DeviceBackend, only=…, on_found=…) -> {file name: text}`: what `octavo tune` writes into the package's
-            folder `tuning`.
+        tune: `(open_device, only=…, on_found=…, write=…)`: the search of `octavo tune`. `open_device()` makes the
+            device, in any process; `write(name, text)` keeps a file of the package's folder `tuning` once it is better.
         builds: `(target | None) -> [KernelBuild, …]`: kernels that can be compiled without the device (`builds.py`).
     """
 
@@ -305,11 +305,11 @@ def load_builds(info: BackendInfo, target: str | None = None) -> Sequence[Kernel
     return list_builds(target)
 
 
-def load_tune(info: BackendInfo) -> Callable[..., Mapping[str, str]]:
+def load_tune(info: BackendInfo) -> Callable[..., None]:
     """A backend's search for launch parameters. Raises ConfigError when it has none, BackendUnavailable as above."""
     if info.tune is None:
         raise ConfigError(f"backend {info.name} has no launch parameters to tune", field="backend")
-    return cast("Callable[..., Mapping[str, str]]", _guarded(info, "tune", info.tune))
+    return cast("Callable[..., None]", _guarded(info, "tune", info.tune))
 
 
 def resolve(reference: str) -> Callable[..., Any]:

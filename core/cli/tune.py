@@ -3,17 +3,24 @@
     octavo tune --backend NAME [--only KERNEL] [--out DIR]
 
 Every set of parameters in the backend's tuning/*.toml is varied, one value at a time, as long as the workloads that it
-serves get faster; files that change are written to DIR (default: tuning). Look at the difference, run `octavo conform
---backend NAME` with it in place, and keep what both support.
+serves get faster; files that change are written to DIR (default: tuning), each as soon as something of it is faster, so
+that a search that ends early leaves what it had found. Measuring has a process of its own: parameters that break the
+device end that process, and the search goes on in another. Look at the difference, run `octavo conform --backend NAME`
+with it in place, and keep what both support.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.core.backend.device import DeviceBackend
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,25 +32,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, and write what changed."""
+    """Search, and write what changed as it is found."""
     from octavo.core.backend.options import split_options
     from octavo.core.backend.registry import BackendRegistry, load_tune
 
-    folder = _folder(args.out)
-    registry = BackendRegistry.discover()
-    info = registry.choose(args.backend)
-    tune = load_tune(info)
-    backend = registry.create(info, split_options(args.backend_option))
-    try:
-        files = tune(backend, only=args.only, on_found=_print)
-    finally:
-        backend.close()
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    folder, options = _folder(args.out), split_options(args.backend_option)
+    tune = load_tune(BackendRegistry.discover().choose(args.backend))
+    written: list[str] = []
+
+    def write(name: str, text: str) -> None:
+        replace_file(folder / name, text)
+        if name not in written:
+            written.append(name)
+
+    tune(functools.partial(open_device, args.backend, options), only=args.only, on_found=_print, write=write)
+    for name in written:
         print(f"written: {folder / name}")
-    if not files:
+    if not written:
         print("nothing faster was found; no file is written")
     return 0
+
+
+def open_device(backend: str, options: dict[str, str]) -> DeviceBackend:
+    """The device, in the process that measures."""
+    from octavo.core.backend.registry import BackendRegistry
+
+    registry = BackendRegistry.discover()
+    return registry.create(registry.choose(backend), options)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Whoever reads the file finds the old text or the new one, whole, whenever this process ends."""
+    draft = path.with_name(f"{path.name}.unfinished")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
 
 
 def _folder(out: str) -> Path:
