@@ -1,7 +1,8 @@
 """Which family runs a checkpoint, and the two doors to it: `read_config` and `build_model`.
 
 A family is found by the config's `architectures`, or by its `model_type` where a config names no architecture (a bare
-`config.json` saved without a model). An architecture that no family implements is refused with the nearest names.
+`config.json` saved without a model). What no family implements is run by transformers' own modelling where that can be
+(generic.py); an architecture that nobody knows is refused with the nearest names.
 The stack of a decoder alone (LlamaModel), and a classifier on it, are of the generating family: what follows the last
 norm is the pooler's (core/pool), and the model is built without a head.
 """
@@ -20,6 +21,7 @@ from octavo.core.base.errors import CheckpointError, ConfigError
 from octavo.core.layers.context import LayerContext
 from octavo.core.layers.workspace import Workspace
 from octavo.core.lora.slots import AdapterSlots
+from octavo.core.models import generic
 from octavo.core.models.base import Model, ModelConfig
 from octavo.core.models.families.table import FAMILIES, Family
 from octavo.core.parallel.shard import Shard
@@ -30,7 +32,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     """The facts of a model from its config.json (or a GGUF file's equivalent), before anything is loaded.
 
     Raises:
-        CheckpointError: no family implements the architecture, or the config has a field that is missing, of the
+        CheckpointError: nobody implements the architecture, or the config has a field that is missing, of the
             wrong type, or changes the mathematics in a way the family does not implement.
     """
     facts: ModelConfig = _family(config).read(config)
@@ -123,6 +125,8 @@ def _family(config: Mapping[str, Any]) -> Family:
         found = FAMILIES.get(name) or FAMILIES.get(_with_head(name))
         if found is not None:
             return found
+    if generic.is_known(names[0]):
+        return Family(str(config.get("model_type")), generic.read_generic, generic.GenericModel)
     near = difflib.get_close_matches(names[0], FAMILIES, n=3) or list(FAMILIES)
     raise CheckpointError(
         f"config.json: architecture {names[0]} is not implemented; the nearest are {', '.join(near)}",
