@@ -14,7 +14,7 @@ from octavo.core.backend.specs import GemmSpec, OpSpec
 from octavo.core.layers.workspace import Workspace
 from octavo.core.lora.slots import AdapterSlots
 from octavo.core.parallel.shard import Shard
-from octavo.core.quant.formats import PLAIN, WeightFormats
+from octavo.core.quant.formats import PLAIN, LinearFormat, WeightFormats
 
 Layer = TypeVar("Layer")
 
@@ -53,8 +53,8 @@ class LayerContext:
         """The class to build where the core's would be: the backend's replacement, or the core's own."""
         return self.overrides.get(core.__name__, core)
 
-    def stored(self, spec: GemmSpec, names: Sequence[str]) -> tuple[GemmSpec, torch.Tensor | None]:
-        """A product's spec with its weight as the checkpoint stores it, and the order of its inputs on the device.
+    def stored(self, spec: GemmSpec, names: Sequence[str]) -> tuple[GemmSpec, LinearFormat]:
+        """A product's spec with its weight as the checkpoint stores it, and that format.
 
         Activations are quantised where the backend has a product for it; elsewhere they keep their precision, since
         the reference would gain nothing by losing it.
@@ -65,14 +65,13 @@ class LayerContext:
         """
         stored = self.formats.linear(names)
         if stored.scheme is None:
-            return spec, None
+            return spec, stored
         scheme = stored.scheme
         asked = replace(spec, weight=replace(spec.weight, scheme=scheme))
         if scheme.activation is not None and not self.opset.has_own("gemm", asked):
             plain = replace(scheme, activation=None, activation_group_size=0)
             asked = replace(spec, weight=replace(spec.weight, scheme=plain))
-        order = None if stored.input_order is None else self.backend.from_host(stored.input_order)
-        return asked, order
+        return asked, stored
 
     def bind(
         self, core: type, layer: object, op: str, spec: OpSpec, *, product: GemmSpec | None = None

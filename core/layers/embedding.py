@@ -21,12 +21,12 @@ import torch
 from octavo.core.backend.ops import Epilogue, PackedWeight
 from octavo.core.backend.quant import QuantizedTensor
 from octavo.core.backend.specs import GemmSpec, RowSpec, WeightSpec
-from octavo.core.base.errors import CheckpointError
 from octavo.core.layers.context import LayerContext
-from octavo.core.layers.linear import rows_of
+from octavo.core.layers.stored import PartCut, rows_of, stored_product
 from octavo.core.load.stream import WeightTarget
 from octavo.core.lora.parts import PartShape
 from octavo.core.parallel.mesh import Range
+from octavo.core.quant.formats import LinearFormat
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Embedding:
         self.tied = tied
         self.shard = context.shard
         self.kept = context.shard.padded(vocab_size)
-        self.spec = head_spec(context, name, self.kept[1] - self.kept[0], width, embedding=True)
+        self.spec, self._format = head_spec(context, name, (vocab_size, width), self.kept, embedding=True)
         self.weight = context.opset.prepare_weight(self.spec)
         self._name = name
         self._scale = scale
@@ -81,7 +81,8 @@ class Embedding:
 
     def targets(self) -> dict[str, WeightTarget]:
         """The checkpoint tensor that fills the weight."""
-        target = WeightTarget((self.vocab_size, self.width), partial(place_rows, self.weight, self.kept))
+        place = partial(place_rows, self.weight, self._format, self._name, self.kept)
+        target = WeightTarget((self.vocab_size, self.width), place)
         return {f"{self._name}.weight": target}
 
 
@@ -147,7 +148,7 @@ class OutputHead:
     def targets(self) -> dict[str, WeightTarget]:
         """The checkpoint tensors that fill the weight, which is not required when the head is tied, and the bias."""
         tied = self._embedding.tied
-        place = self._place_beside_tied if tied else partial(place_rows, self.weight, self._kept)
+        place = self._place_beside_tied if tied else self._place
         targets = {f"{self._name}.weight": WeightTarget((self._vocab_size, self._width), place, required=not tied)}
         if self._bias_N is not None:
             targets[f"{self._name}.bias"] = WeightTarget((self._vocab_size,), self._place_bias)
@@ -158,10 +159,13 @@ class OutputHead:
         self._gemm = self._context.bind(OutputHead, self, "gemm", spec)
 
     def _use_own_weight(self) -> None:
-        rows = self._kept[1] - self._kept[0]
-        spec = head_spec(self._context, self._name, rows, self._width, embedding=False)
+        shape = (self._vocab_size, self._width)
+        spec, self._format = head_spec(self._context, self._name, shape, self._kept, embedding=False)
         spec = replace(spec, bias=self._bias_N is not None)
         self._use(self._context.opset.prepare_weight(spec), spec)
+
+    def _place(self, weight_VM: torch.Tensor | QuantizedTensor) -> None:
+        place_rows(self.weight, self._format, self._name, self._kept, weight_VM)
 
     def _place_bias(self, bias_V: torch.Tensor) -> None:
         self._context.backend.from_host(bias_V[slice(*self._kept)].to(torch.float32), out=self._bias_N)
@@ -175,7 +179,7 @@ class OutputHead:
             self._name,
         )
         self._use_own_weight()
-        place_rows(self.weight, self._kept, weight_VM)
+        self._place(weight_VM)
 
     def _repeats(self, weight_VM: torch.Tensor) -> bool:
         return repeats_weight(self._context, self.weight, self._kept, weight_VM)
@@ -200,25 +204,34 @@ def repeats_weight(
     return True
 
 
-def place_rows(weight: PackedWeight, kept: Range, tensor_VM: torch.Tensor | QuantizedTensor) -> None:
+def place_rows(
+    weight: PackedWeight, stored: LinearFormat, name: str, kept: Range, tensor_VM: torch.Tensor | QuantizedTensor
+) -> None:
     """Fill a weight with this rank's rows of a checkpoint tensor."""
-    rows_NM = rows_of(tensor_VM, *kept)
+    rows_NM = rows_of(stored.part(name, tensor_VM), *kept)
     if weight.spec.scheme is None and isinstance(rows_NM, QuantizedTensor):
         rows_NM = rows_NM.dequantize()
     weight.place(rows_NM, 0)
 
 
-def head_spec(context: LayerContext, name: str, rows: int, width: int, *, embedding: bool) -> GemmSpec:
-    """The product of an output head as its weight is stored: fp32 logits whatever the activations are."""
-    spec = GemmSpec(
-        weight=WeightSpec(rows, width, context.dtype, embedding=embedding),
+def head_spec(
+    context: LayerContext, name: str, shape: tuple[int, int], kept: Range, *, embedding: bool
+) -> tuple[GemmSpec, LinearFormat]:
+    """The product of an output head as its weight is stored: fp32 logits whatever the activations are.
+
+    Columns that are stored in another order are put back: the weight is then plain.
+
+    Args:
+        context: the model's.
+        name: of the layer in the checkpoint.
+        shape: V and M.
+        kept: the rows that this rank holds.
+        embedding: rows are looked up, too.
+    """
+    plain = GemmSpec(
+        weight=WeightSpec(kept[1] - kept[0], shape[1], context.dtype, embedding=embedding),
         x_dtype=context.activation_dtype,
         out_dtype=torch.float32,
     )
-    stored, input_order = context.stored(spec, [name])
-    if input_order is not None:
-        raise CheckpointError(
-            f"{name} is quantised with its columns in another order (act-order); an output head must keep theirs",
-            field=name,
-        )
-    return stored
+    spec, stored = stored_product(context, plain, [PartCut(name, shape, (kept,), (0, shape[1]))])
+    return (spec, stored) if stored.input_order is None else (plain, stored.as_plain())

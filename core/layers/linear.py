@@ -26,6 +26,7 @@ from octavo.core.backend.ops import Epilogue
 from octavo.core.backend.quant import QuantizedTensor
 from octavo.core.backend.specs import Gate, GemmSpec, RowSpec, WeightSpec
 from octavo.core.layers.context import LayerContext
+from octavo.core.layers.stored import PartCut, stored_product
 from octavo.core.load.stream import WeightTarget
 from octavo.core.lora.parts import PartKind, PartShape, ProductAdapters
 from octavo.core.parallel.mesh import Range
@@ -99,7 +100,11 @@ class Linear:
             residual=residual and self._adds_once,
             gate=fused_gate,
         )
-        spec, self._input_order = context.stored(plain, [part.name for part in parts])
+        kept_columns = (0, in_features) if self._columns is None else self._columns
+        self._cuts = [PartCut(part.name, (part.rows, in_features), part.ranges, kept_columns) for part in parts]
+        spec, self._format = stored_product(context, plain, self._cuts)
+        order = self._format.input_order
+        self._input_order = None if order is None else context.backend.from_host(order)
         self.weight = context.opset.prepare_weight(spec)
         self.bias_N = context.backend.empty(rows, dtype=torch.float32) if spec.bias else None
         self._backend = context.backend
@@ -151,9 +156,8 @@ class Linear:
         """The checkpoint tensors that fill the weight and the bias."""
         targets: dict[str, WeightTarget] = {}
         offset = 0
-        for part in self._parts:
-            shape = (part.rows, self._in_features)
-            targets[f"{part.name}.weight"] = WeightTarget(shape, partial(self._place, part, offset))
+        for part, cut in zip(self._parts, self._cuts, strict=True):
+            targets[f"{part.name}.weight"] = WeightTarget(cut.shape, partial(self._place, cut, offset))
             if self._has_bias:
                 targets[f"{part.name}.bias"] = WeightTarget((part.rows,), partial(self._place_bias, part, offset))
             offset += part.kept_rows
@@ -169,15 +173,12 @@ class Linear:
         ]
         return context.adapters.product(shapes, dtype=out_dtype)
 
-    def _place(self, part: Part, offset: int, weight_NK: torch.Tensor | QuantizedTensor) -> None:
-        for start, stop in part.ranges:
-            piece = rows_of(weight_NK, start, stop)
-            if self._columns is not None:
-                piece = columns_of(piece, *self._columns)
+    def _place(self, cut: PartCut, offset: int, weight_NK: torch.Tensor | QuantizedTensor) -> None:
+        for piece in cut.pieces(self._format.part(cut.name, weight_NK)):
             if self.weight.spec.scheme is None and isinstance(piece, QuantizedTensor):
                 piece = piece.dequantize()
             self.weight.place(piece, offset)
-            offset += stop - start
+            offset += piece.shape[0]
 
     def _place_bias(self, part: Part, offset: int, bias_N: torch.Tensor) -> None:
         if self.bias_N is None:  # another rank adds it
@@ -186,19 +187,3 @@ class Linear:
             piece = bias_N[start:stop].to(torch.float32)
             self._backend.from_host(piece, out=self.bias_N[offset : offset + stop - start])
             offset += stop - start
-
-
-def rows_of(weight_NK: torch.Tensor | QuantizedTensor, start: int, stop: int) -> torch.Tensor | QuantizedTensor:
-    """Rows start .. stop - 1 of a part; the part itself where that is all of it."""
-    if (start, stop) == (0, weight_NK.shape[0]):
-        return weight_NK
-    return weight_NK[start:stop] if isinstance(weight_NK, torch.Tensor) else weight_NK.rows(start, stop)
-
-
-def columns_of(weight_NK: torch.Tensor | QuantizedTensor, start: int, stop: int) -> torch.Tensor | QuantizedTensor:
-    """Columns start .. stop - 1 of a part; the part itself where that is all of it."""
-    if (start, stop) == (0, weight_NK.shape[1]):
-        return weight_NK
-    if isinstance(weight_NK, torch.Tensor):
-        return weight_NK[:, start:stop].contiguous()
-    return weight_NK.columns(start, stop)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 PLAIN_LAYERS = ("embed", "wte", "wpe", "lm_head", "router", "score", "classifier", "pooler", "output_layer")
 """A layer with one of these in the last part of its name stays plain."""
 
-PLAIN_NAMES = ("gate", "shared_expert_gate", "output", "shared")
-"""As PLAIN_LAYERS, but the whole of the last part."""
+PLAIN_NAMES = ("gate", "shared_expert_gate", "output", "shared", "kv_b_proj")
+"""As PLAIN_LAYERS, but the whole of the last part. Latent attention takes kv_b_proj apart and would undo its codes."""
 
 _INT8_MAX, _INT4_MAX, _FP8_MAX = 127.0, 15.0, 448.0
 _GROUP_SIZES = (128, 64, 32)

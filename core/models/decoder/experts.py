@@ -13,6 +13,7 @@ Shape letters: M hidden, E experts, I inner width, N rows of work.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -21,7 +22,7 @@ from octavo.core.backend.ops import PackedWeight
 from octavo.core.backend.quant import QuantizedTensor
 from octavo.core.backend.specs import GemmSpec, GroupedGemmSpec, RowSpec, WeightSpec
 from octavo.core.layers.context import LayerContext
-from octavo.core.layers.linear import columns_of, rows_of
+from octavo.core.layers.stored import PartCut, Piece, columns_of, rows_of, stored_product
 from octavo.core.load.stream import WeightTarget
 from octavo.core.models.decoder.config import MoeConfig
 
@@ -40,6 +41,7 @@ class Experts:
         self._context, self._config = context, config
         self._hidden_size = hidden_size
         self._name = f"{prefix}.{config.experts}"
+        self._plain_parts: set[tuple[str, ...]] = set()
         inner = config.intermediate_size
         if context.expert_parallel:
             self.kept, self._inner = context.shard.split(config.num_experts, "num_experts"), (0, inner)
@@ -94,12 +96,9 @@ class Experts:
             gate=self._config.gate_function if gated else None,
         )
         experts = range(*self.kept)
-        stored = [context.stored(plain, self._names(expert, parts)) for expert in experts]
-        specs = {spec.weight for spec, _ in stored}
-        if len(specs) > 1 or any(order is not None for _, order in stored):
-            specs = {plain.weight}  # experts that are stored unlike are dequantised as they are read
+        weight = self._stored_weight(plain, parts)
         spec = GroupedGemmSpec(
-            weight=specs.pop(),
+            weight=weight,
             num_experts=len(experts),
             x_dtype=plain.x_dtype,
             out_dtype=plain.out_dtype,
@@ -107,6 +106,35 @@ class Experts:
         )
         weights = [context.opset.prepare_weight(spec) for _ in experts]
         return context.bind(Experts, self, "grouped_gemm", spec), weights
+
+    def _stored_weight(self, plain: GemmSpec, parts: tuple[str, ...]) -> WeightSpec:
+        """How all experts' weights are kept: as they are stored, where that is alike and can be cut and placed so."""
+        specs: set[WeightSpec] = set()
+        for expert in range(*self.kept):
+            cuts = self._cuts(expert, parts)
+            spec, stored = stored_product(self._context, plain, cuts)
+            specs.add(spec.weight if stored.input_order is None else plain.weight)
+        kept = specs.pop() if len(specs) == 1 else plain.weight
+        if kept.scheme is None:
+            self._plain_parts.add(parts)
+        return kept
+
+    def _cuts(self, expert: int, parts: tuple[str, ...]) -> list[PartCut]:
+        """What this rank holds of an expert's layers. Rows in turn are cut like halves: their scales are by row."""
+        (start, stop), inner, hidden = self._inner, self._config.intermediate_size, self._hidden_size
+        names = self._names(expert, parts)
+        if parts == ("down",):
+            return [PartCut(names[0], (hidden, inner), ((0, hidden),), self._inner)]
+        if self._config.stacked is None:
+            return [PartCut(name, (inner, hidden), ((start, stop),), (0, hidden)) for name in names]
+        halves = ((start, stop), (inner + start, inner + stop))
+        return [PartCut(names[0], (2 * inner, hidden), halves, (0, hidden))]
+
+    def _part(self, name: str, parts: tuple[str, ...], stored: Piece) -> Piece:
+        """A tensor of the checkpoint as the product's weights are kept: as it is, or dequantised."""
+        if parts not in self._plain_parts:
+            return stored
+        return self._context.formats.linear([name]).as_plain().part(name, stored)
 
     def _names(self, expert: int, parts: tuple[str, ...]) -> list[str]:
         config = self._config
@@ -123,32 +151,34 @@ class Experts:
     # -- tensors of each expert -------------------------------------------------------------------------------
 
     def _targets_each(self) -> dict[str, WeightTarget]:
-        inner, hidden = self._config.intermediate_size, self._hidden_size
+        inner, hidden, pair = self._config.intermediate_size, self._hidden_size, ("gate", "up")
         targets: dict[str, WeightTarget] = {}
+
+        def add(name: str, parts: tuple[str, ...], shape: tuple[int, int], place: Callable[[Piece], None]) -> None:
+            targets[f"{name}.weight"] = WeightTarget(shape, lambda stored: place(self._part(name, parts, stored)))
+
         for expert in range(self._config.num_experts):
-            down = self._names(expert, ("down",))[0]
+            names = self._names(expert, pair)
             if self._config.stacked is not None:
-                pair = self._names(expert, ("gate",))[0]
-                targets[f"{pair}.weight"] = WeightTarget((2 * inner, hidden), partial(self._place_pair, expert))
+                add(names[0], pair, (2 * inner, hidden), partial(self._place_pair, expert))
             else:
-                gate, up = self._names(expert, ("gate", "up"))
-                targets[f"{gate}.weight"] = WeightTarget((inner, hidden), partial(self._place_up, expert, 0))
-                targets[f"{up}.weight"] = WeightTarget((inner, hidden), partial(self._place_up, expert, 1))
-            targets[f"{down}.weight"] = WeightTarget((hidden, inner), partial(self._place_down, expert))
+                for half, name in enumerate(names):
+                    add(name, pair, (inner, hidden), partial(self._place_up, expert, half))
+            add(self._names(expert, ("down",))[0], ("down",), (hidden, inner), partial(self._place_down, expert))
         return targets | self._bias_targets()
 
-    def _place_up(self, expert: int, half: int, weight_IM: torch.Tensor | QuantizedTensor) -> None:
+    def _place_up(self, expert: int, half: int, weight_IM: Piece) -> None:
         """Gate (half 0) or up (half 1) of one expert."""
         if (weight := self._local(self._up_weights, expert)) is not None:
             rows = rows_of(weight_IM, *self._inner)
             _place(weight, rows, half * (self._inner[1] - self._inner[0]))
 
-    def _place_pair(self, expert: int, pair_NM: torch.Tensor | QuantizedTensor) -> None:
+    def _place_pair(self, expert: int, pair_NM: Piece) -> None:
         """Gate and up of one expert, in halves or in turn."""
         for half, rows in enumerate(self._halves(pair_NM)):
             self._place_up(expert, half, rows)
 
-    def _place_down(self, expert: int, weight_MI: torch.Tensor | QuantizedTensor) -> None:
+    def _place_down(self, expert: int, weight_MI: Piece) -> None:
         if (weight := self._local(self._down_weights, expert)) is not None:
             _place(weight, columns_of(weight_MI, *self._inner), 0)
 
@@ -156,7 +186,7 @@ class Experts:
         first, end = self.kept
         return weights[expert - first] if first <= expert < end else None
 
-    def _halves(self, pair_NM: torch.Tensor | QuantizedTensor) -> tuple[torch.Tensor | QuantizedTensor, ...]:
+    def _halves(self, pair_NM: Piece) -> tuple[Piece, ...]:
         inner = self._config.intermediate_size
         if self._config.stacked == "halves":
             return rows_of(pair_NM, 0, inner), rows_of(pair_NM, inner, 2 * inner)
@@ -220,7 +250,7 @@ def every_second(weight_NK: QuantizedTensor, first: int) -> QuantizedTensor:
     )
 
 
-def _place(weight: PackedWeight, part_NK: torch.Tensor | QuantizedTensor, row_offset: int) -> None:
+def _place(weight: PackedWeight, part_NK: Piece, row_offset: int) -> None:
     if weight.spec.scheme is None and isinstance(part_NK, QuantizedTensor):
         part_NK = part_NK.dequantize()
     weight.place(part_NK, row_offset)

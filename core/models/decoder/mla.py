@@ -238,10 +238,11 @@ class LatentAttention:
 
     def _place_kv_b(self, weight_NC: torch.Tensor | QuantizedTensor) -> None:
         """Each head's key half, transposed, and its value half."""
-        if isinstance(weight_NC, QuantizedTensor):
-            weight_NC = weight_NC.dequantize()
+        name = f"{self._prefix}.kv_b_proj"
+        plain_NC = self._context.formats.linear([name]).as_plain().part(name, weight_NC)
+        assert isinstance(plain_NC, torch.Tensor)
         mla, first = self._mla, self._kept_heads[0]
-        by_head = weight_NC.unflatten(0, (self._all_heads, mla.nope_head_dim + mla.v_head_dim))
+        by_head = plain_NC.unflatten(0, (self._all_heads, mla.nope_head_dim + mla.v_head_dim))
         for head in range(self._heads):
             key_PC, value_VC = by_head[first + head].split((mla.nope_head_dim, mla.v_head_dim))
             self._up_k[head].place(key_PC.T.contiguous(), 0)
