@@ -2,11 +2,11 @@
 
 POST /v1/completions        POST /v1/chat/completions
 GET  /v1/models             GET  /health
+and those of models that give vectors: pooling_api.py
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,17 +17,14 @@ from octavo.core.base.errors import EngineDead, ModelNotFound
 from octavo.core.base.params import SamplingParams
 from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.engine.prompts import Prompt
-from octavo.core.serve import failures
+from octavo.core.serve import failures, pooling_api
+from octavo.core.serve.answers import CLIENT_CLOSED_REQUEST, headers_of
 from octavo.core.serve.body import JsonRoute
 from octavo.core.serve.failures import json_response
 from octavo.core.serve.replies import ChatReply, CompletionReply, Reply, check_choices
 from octavo.core.serve.request_ids import RequestIds
-from octavo.core.serve.schema import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from octavo.core.serve.schema import ChatCompletionRequest, CheckedRequest, CompletionRequest, GenerationRequest
 from octavo.core.serve.streams import ClientGone, EventStream, open_stream, unless_gone
-
-CLIENT_CLOSED_REQUEST = 499
-IGNORED_HEADER = "x-octavo-ignored-fields"
-MAX_HEADER_CHARS = 1000
 
 
 def create_app(engine: AsyncEngine, served_name: str, version: str) -> FastAPI:
@@ -77,10 +74,11 @@ def create_app(engine: AsyncEngine, served_name: str, version: str) -> FastAPI:
         reply = ChatReply(served_name, engine.tokenizer, params)
         return await _answer(engine, request, body, [token_ids], params, reply)
 
+    pooling_api.install(app, engine, served_name, lambda body: _check(body, served_name))
     return app
 
 
-def _check(body: GenerationRequest, served_name: str) -> None:
+def _check(body: CheckedRequest, served_name: str) -> None:
     if body.model != served_name:
         raise ModelNotFound(f"model {body.model[:100]!r} is not served here; ask for {served_name!r}", field="model")
     body.refuse_unsupported()
@@ -95,7 +93,7 @@ async def _answer(
     reply: Reply,
 ) -> Response:
     """Run the prompts and answer as one body or as a stream."""
-    headers = _headers(body.ignored_fields())
+    headers = headers_of(body.ignored_fields())
     options: dict[str, Any] = {"priority": body.priority, "cache_salt": body.cache_salt}
     try:
         if body.stream:
@@ -108,9 +106,3 @@ async def _answer(
     for output in outputs:
         check_choices(output)
     return json_response(reply.body(outputs), headers=headers)
-
-
-def _headers(ignored: Sequence[str]) -> dict[str, str]:
-    if not ignored:
-        return {}
-    return {IGNORED_HEADER: re.sub(r"[^\w.,-]", "?", ",".join(ignored), flags=re.ASCII)[:MAX_HEADER_CHARS]}

@@ -88,8 +88,8 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class GenerationRequest(BaseModel):
-    """What both endpoints take."""
+class CheckedRequest(BaseModel):
+    """What all endpoints take."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -98,6 +98,23 @@ class GenerationRequest(BaseModel):
     what happens anyway."""
 
     model: str
+    priority: int = 0
+
+    def refuse_unsupported(self) -> None:
+        """Raise InvalidRequest for a field that asks for something this version can't do."""
+        for name, harmless in self.UNSUPPORTED.items():
+            value = (self.model_extra or {}).get(name)
+            if value not in NOTHING and value not in harmless:
+                raise InvalidRequest(f"{name} is not supported by this version; leave it out", field=name)
+
+    def ignored_fields(self) -> list[str]:
+        """Fields in the body that nobody reads."""
+        return sorted(set(self.model_extra or {}) - set(self.UNSUPPORTED))
+
+
+class GenerationRequest(CheckedRequest):
+    """What both endpoints that generate take."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -120,7 +137,6 @@ class GenerationRequest(BaseModel):
     bad_words: Texts = None
     allowed_token_ids: TokenIds = None
     skip_special_tokens: bool | None = None
-    priority: int = 0
     cache_salt: str | None = Field(default=None, max_length=1024)
 
     @property
@@ -128,18 +144,10 @@ class GenerationRequest(BaseModel):
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def refuse_unsupported(self) -> None:
-        """Raise InvalidRequest for a field that asks for something this version can't do."""
-        for name, harmless in self.UNSUPPORTED.items():
-            value = (self.model_extra or {}).get(name)
-            if value not in NOTHING and value not in harmless:
-                raise InvalidRequest(f"{name} is not supported by this version; leave it out", field=name)
-
     def ignored_fields(self) -> list[str]:
         """Fields in the body that nobody reads."""
         options = self.stream_options.model_extra if self.stream_options is not None else None
-        nested = [f"stream_options.{name}" for name in options or {}]
-        return sorted({*(self.model_extra or {}), *nested} - set(self.UNSUPPORTED))
+        return sorted([*super().ignored_fields(), *(f"stream_options.{name}" for name in options or {})])
 
     def _sampling(self, **more: Any) -> SamplingParams:
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
