@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from octavo.core.layers.rope import RopeParameters, model_switch_tokens
 from octavo.core.models.config import ConfigReader
@@ -21,7 +21,12 @@ PARTIAL = "partial_rotary_factor"
 
 
 def read_rope(
-    reader: ConfigReader, rotary_dim: int, *, default_theta: float, default_fraction: float | None = None
+    reader: ConfigReader,
+    rotary_dim: int,
+    *,
+    default_theta: float,
+    default_fraction: float | None = None,
+    schemes: Collection[str] | None = None,
 ) -> RopeParameters:
     """The rotary parameters of a model whose layers all have the same.
 
@@ -31,6 +36,7 @@ def read_rope(
         default_theta: the base where the config names none.
         default_fraction: for families that rotate a part of the head: which part, where the config doesn't say
             (`partial_rotary_factor`). None: the family rotates whole heads, and another fraction is refused.
+        schemes: scalings that the family's own class knows besides none; None: all.
 
     Raises:
         CheckpointError: a scaling that is not implemented, or a field of one that is missing or unknown.
@@ -40,8 +46,11 @@ def read_rope(
     parameters = reader.section("rope_parameters")
     if scaling is not None and parameters is not None:
         raise reader.refuse("rope_scaling", "rope_parameters is given as well; keep one of them")
+    section = parameters or scaling
+    if section is not None and schemes is not None and rope_type(section) not in ("default", *schemes):
+        raise section.refuse("rope_type", f"the family knows {', '.join(schemes)} alone")
     return rope_parameters(
-        parameters or scaling,
+        section,
         rotary_dim,
         theta=theta,
         max_position=reader.integer("max_position_embeddings"),

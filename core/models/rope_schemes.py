@@ -87,7 +87,8 @@ def _yarn(section: ConfigReader, facts: RopeFacts) -> RopeScaling:
     if facts.theta <= 1:
         raise section.refuse("rope_theta", "yarn needs a base above 1")
     original = _original(section, facts, default=facts.max_position)
-    factor = _factor(section, facts, original)
+    ratio = _ratio(facts, original)
+    factor = section.number("factor", None if ratio == 1 else ratio)
     fast, slow = section.number("beta_fast", 32.0), section.number("beta_slow", 1.0)
     if fast < slow:
         raise section.refuse("beta_fast", f"it must not be below beta_slow, {slow}")
@@ -111,7 +112,7 @@ def _longrope(section: ConfigReader, facts: RopeFacts) -> RopeScaling:
     original = _original(section, facts)
     if original < 2:
         raise section.refuse("original_max_position_embeddings", "longrope needs at least 2")
-    factor = _factor(section, facts, original)
+    factor = section.number("factor", _ratio(facts, original))
     stretch = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return LongRopeScaling(
         section.numbers("short_factor", facts.rotary_dim // 2),
@@ -133,9 +134,9 @@ def _original(section: ConfigReader, facts: RopeFacts, *, default: int | None = 
     return facts.original_max_position
 
 
-def _factor(section: ConfigReader, facts: RopeFacts, original: int) -> float:
-    """The stretch, or where the object has none the ratio of the two lengths."""
-    return section.number("factor", None if facts.max_position is None else facts.max_position / original)
+def _ratio(facts: RopeFacts, original: int) -> float | None:
+    """The stretch where an object names none: the ratio of the two lengths, if both are known."""
+    return None if facts.max_position is None else facts.max_position / original
 
 
 SCHEMES: Mapping[str, Callable[[ConfigReader, RopeFacts], RopeScaling]] = {

@@ -53,15 +53,17 @@ def read_deepseek_v3(values: Mapping[str, Any]) -> DecoderConfig:
     return config
 
 
-INERT = (*ROUTER_TRAINING, "ep_size", "seq_aux", "aux_loss_alpha", "num_nextn_predict_layers", "qk_head_dim")
-"""How training went, layers for drafts that are not loaded, and a sum of two other fields."""
+INERT = (*ROUTER_TRAINING, "ep_size", "seq_aux", "aux_loss_alpha", "num_nextn_predict_layers")
+"""How training went, and layers for drafts that are not loaded."""
 
 
 def _attention(reader: ConfigReader) -> dict[str, Any]:
     """Everything but the experts, as arguments of `DecoderConfig`."""
     rope_dim, nope_dim = reader.integer("qk_rope_head_dim", 64), reader.integer("qk_nope_head_dim", 128)
     reader.expect("head_dim", rope_dim)
+    reader.expect("qk_head_dim", nope_dim + rope_dim)
     sizes = read_sizes(reader) | {"head_dim": nope_dim + rope_dim}
+    reader.expect("num_key_value_heads", sizes["num_heads"])  # of latent attention there is but one kind of head
     rope = read_rope(reader, rope_dim, default_theta=10_000.0)
     factor = rope.scaling.softmax_factor if isinstance(rope.scaling, YarnScaling) else 1.0
     bias = reader.boolean("attention_bias", False)
@@ -91,8 +93,11 @@ def _experts(reader: ConfigReader, fields: Mapping[str, Any], *, grouped: bool) 
     width = reader.integer("moe_intermediate_size")
     shared = reader.integer("n_shared_experts")
     groups, top_groups = reader.integer("n_group", 1), reader.integer("topk_group", 1)
+    num_experts = reader.integer("n_routed_experts")
+    if num_experts % groups or top_groups > groups:
+        raise reader.refuse("n_group", f"it must divide n_routed_experts, {num_experts}, and hold topk_group groups")
     return {
-        "num_experts": reader.integer("n_routed_experts"),
+        "num_experts": num_experts,
         "top_k": reader.integer("num_experts_per_tok"),
         "intermediate_size": width,
         "num_groups": groups if grouped else 1,

@@ -23,10 +23,10 @@ def read_gemma(values: Mapping[str, Any]) -> DecoderConfig:
     """GemmaForCausalLM. Raises CheckpointError."""
     reader = ConfigReader(values)
     sizes = read_sizes(reader)
-    # Old files name hidden_activation as well; where it is null the class ran the approximate GELU whatever hidden_act.
-    activation = "hidden_activation" if reader.has("hidden_activation") else "hidden_act"
-    config = DecoderConfig(**sizes | _one_rope(reader, sizes), **_common(reader, activation))
-    reader.finish(neutral={"hidden_act": "gelu_pytorch_tanh"})
+    # The first files say "gelu" and mean the approximation; later ones add the other field, which says so.
+    gates = {**GATES, "gelu": "gelu_tanh"}
+    config = DecoderConfig(**sizes | _one_rope(reader, sizes), **_common(reader, "hidden_act", gates))
+    reader.finish(neutral={"hidden_activation": "gelu_pytorch_tanh"})
     return config
 
 
@@ -85,13 +85,15 @@ def _one_rope(reader: ConfigReader, sizes: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _common(reader: ConfigReader, activation: str = "hidden_activation") -> dict[str, Any]:
+def _common(
+    reader: ConfigReader, activation: str = "hidden_activation", gates: Mapping[str, str] = GATES
+) -> dict[str, Any]:
     """What all of them have, as arguments of `DecoderConfig`."""
     attention_bias = reader.boolean("attention_bias", False)
     return {
         "norm": "rms_plus_one",
         "norm_eps": reader.number("rms_norm_eps", 1e-6),
-        "gate": reader.choice(activation, GATES, "gelu_pytorch_tanh"),
+        "gate": reader.choice(activation, gates, "gelu_pytorch_tanh"),
         "qkv_bias": attention_bias,
         "out_bias": attention_bias,
         "tied": reader.boolean("tie_word_embeddings", True),

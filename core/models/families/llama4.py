@@ -19,7 +19,10 @@ CHUNKED = "chunked_attention"
 def read_llama4(values: Mapping[str, Any]) -> DecoderConfig:
     """Llama4ForCausalLM. Raises CheckpointError."""
     reader = ConfigReader(values)
-    base = read_base(reader, default_theta=500_000.0, default_eps=1e-5)
+    # Schemes that lengthen rotated heads are left out: the class norms them afterwards, we before.
+    base = read_base(
+        reader, default_theta=500_000.0, default_eps=1e-5, schemes=("linear", "dynamic", "llama3", "proportional")
+    )
     num_layers, expert_size = base["num_layers"], base["intermediate_size"]
     is_rotated = read_rotated(reader, num_layers)
     bias = reader.boolean("attention_bias", False)

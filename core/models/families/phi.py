@@ -14,7 +14,7 @@ from octavo.core.models.rope import derived_max_position, read_rope
 def read_phi3(values: Mapping[str, Any]) -> DecoderConfig:
     """Phi3ForCausalLM, which Phi 4 is too. Raises CheckpointError."""
     reader = ConfigReader(values)
-    base = read_base(reader, default_fraction=1.0)
+    base = read_base(reader, default_fraction=1.0, schemes=("longrope",))
     config = DecoderConfig(
         **base,
         windows=read_one_window(reader, base["num_layers"]),

@@ -13,6 +13,7 @@ from octavo.core.models.families.reading import (
     SLIDING,
     read_base,
     read_layer_types,
+    read_no_windows,
     read_one_window,
     read_windows,
 )
@@ -85,9 +86,7 @@ def _windows(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
     """The first max_window_layers see all; the others have a window where the config asks for windows at all."""
     first = reader.count("max_window_layers", 28)
     if not reader.boolean("use_sliding_window", False):
-        reader.skip("sliding_window")
-        reader.skip("layer_types")
-        return ()
+        return read_no_windows(reader, num_layers)
     default = tuple(SLIDING if layer >= first else FULL for layer in range(num_layers))
     return read_windows(reader, read_layer_types(reader, num_layers, default), default=4096)
 

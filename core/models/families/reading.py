@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from octavo.core.backend.specs import Gate
@@ -62,6 +62,7 @@ def read_base(
     *,
     default_theta: float = 10_000.0,
     default_fraction: float | None = None,
+    schemes: Collection[str] | None = None,
     eps: str = "rms_norm_eps",
     default_eps: float = 1e-6,
     activation: str = "silu",
@@ -70,7 +71,7 @@ def read_base(
     """What a family that spells its config as llama does has in common with it, as arguments of `DecoderConfig`.
 
     Args:
-        default_theta, default_fraction: as `read_rope` takes them.
+        default_theta, default_fraction, schemes: as `read_rope` takes them.
         eps, default_eps: the field of the norms' epsilon, and the family's default.
         activation, tied: the family's defaults, for configs that leave hidden_act or tie_word_embeddings out.
 
@@ -78,7 +79,13 @@ def read_base(
         CheckpointError: a field is missing or wrong.
     """
     sizes = read_sizes(reader)
-    rope = read_rope(reader, sizes["head_dim"], default_theta=default_theta, default_fraction=default_fraction)
+    rope = read_rope(
+        reader,
+        sizes["head_dim"],
+        default_theta=default_theta,
+        default_fraction=default_fraction,
+        schemes=schemes,
+    )
     return sizes | {
         "max_position": derived_max_position(sizes["max_position"], [rope]),
         "norm_eps": reader.number(eps, default_eps),
@@ -100,6 +107,14 @@ def read_windows(reader: ConfigReader, types: tuple[str, ...], *, default: int |
         return (None,) * len(types)
     window = reader.integer("sliding_window", default)
     return tuple(window if kind == SLIDING else None for kind in types)
+
+
+def read_no_windows(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
+    """Windows of a config that switches them off: `sliding_window` says nothing, `layer_types` must agree."""
+    reader.skip("sliding_window")
+    if SLIDING in read_layer_types(reader, num_layers, ()):
+        raise reader.refuse("layer_types", "use_sliding_window is false; give one of the two another value")
+    return ()
 
 
 def read_one_window(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]:

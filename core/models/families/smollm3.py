@@ -7,7 +7,15 @@ from typing import Any
 
 from octavo.core.models.config import ConfigReader
 from octavo.core.models.decoder.config import DecoderConfig
-from octavo.core.models.families.reading import FULL, SLIDING, read_base, read_layer_types, read_rotated, read_windows
+from octavo.core.models.families.reading import (
+    FULL,
+    SLIDING,
+    read_base,
+    read_layer_types,
+    read_no_windows,
+    read_rotated,
+    read_windows,
+)
 
 
 def read_smollm3(values: Mapping[str, Any]) -> DecoderConfig:
@@ -29,8 +37,6 @@ def read_smollm3(values: Mapping[str, Any]) -> DecoderConfig:
 
 def _windows(reader: ConfigReader, is_rotated: tuple[bool, ...]) -> tuple[int | None, ...]:
     if not reader.boolean("use_sliding_window", False):
-        reader.skip("sliding_window")
-        reader.skip("layer_types")
-        return ()
+        return read_no_windows(reader, len(is_rotated))
     default = tuple(FULL if has or not reader.has("sliding_window") else SLIDING for has in is_rotated)
     return read_windows(reader, read_layer_types(reader, len(is_rotated), default))
