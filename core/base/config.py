@@ -21,6 +21,8 @@ from octavo.core.base.errors import ConfigError
 from octavo.core.base.options import Kind, option, options_of, read_keys
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "fbgemm_fp8", "bitsandbytes", "mxfp4")
+"""What a plain checkpoint can be quantised to, and the formats of quantised ones, which may be named, too."""
 POLICIES = ("fcfs", "priority")
 POOLINGS = ("mean", "cls", "last")
 MAX_BLOCK_SIZE = 256
@@ -57,7 +59,10 @@ class EngineConfig:
     )
 
     dtype: str = option("auto", "how weights are stored; auto keeps the checkpoint's type", choices=DTYPES)
-    quantization: str | None = option(None, "how weights are quantised; this version takes none")
+    quantization: str | None = option(
+        None, "quantise a plain checkpoint while it loads: int8, int4 or fp8; a quantised one needs nothing",
+        choices=QUANTIZATIONS,
+    )  # fmt: skip
     max_model_len: int | None = option(
         None, "the most tokens of a prompt and its reply (default: the model's own limit)", kind=Kind.INT, low=1
     )
@@ -115,12 +120,6 @@ class EngineConfig:
             raise ConfigError(
                 "num_kv_blocks and kv_cache_memory_bytes both say how large the KV cache is; give one of them",
                 field="num_kv_blocks",
-            )
-        if self.quantization is not None:
-            raise ConfigError(
-                f"quantization is {self.quantization!r}, but this version runs no quantised weights; "
-                "leave it out (GGUF files are dequantised while they load)",
-                field="quantization",
             )
 
     def resolve(self, **facts: Any) -> Self:

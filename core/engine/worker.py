@@ -39,17 +39,19 @@ from octavo.core.engine.pooling_stage import PoolingStage
 from octavo.core.engine.resolve import EngineSizes, check_weights_fit, fit_length, kv_blocks_for, resolve_sizes
 from octavo.core.engine.runner import ModelRunner, OutputStage, RunnerMemory
 from octavo.core.engine.sampling_stage import SamplingStage
+from octavo.core.engine.weight_sizes import model_bytes
 from octavo.core.layers.kv_groups import KVGroup, group_layers, layer_places, num_pools, pool_block_bytes
 from octavo.core.layers.overrides import replaced_layers
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.load.stream import load_weights
-from octavo.core.load.weight_bytes import weight_bytes
 from octavo.core.models.base import Model
 from octavo.core.models.registry import build_model, read_config
 from octavo.core.parallel.mesh import Place
 from octavo.core.parallel.shard import Shard
 from octavo.core.pool.pooler import Pooler
 from octavo.core.pool.read import read_pooler
+from octavo.core.quant.formats import WeightFormats
+from octavo.core.quant.open import open_quantized
 from octavo.core.sched.kv_groups import KVGroupSpec
 from octavo.core.sched.output import ModelRunnerOutput, SchedulerOutput
 
@@ -93,18 +95,23 @@ class Worker:
         self, config: EngineConfig, checkpoint: Checkpoint, package: str, layer_overrides: Mapping[str, type]
     ) -> None:
         backend = self._backend
+        checkpoint, formats = open_quantized(checkpoint, config.quantization)
         facts = read_config(checkpoint.config)
         pooler = read_pooler(checkpoint.config, checkpoint.path, config.pooling)
         sizes = resolve_sizes(config, checkpoint.config, facts, backend.capabilities)
         if pooler is not None:
             sizes = pooling_sizes(config, sizes, pooler, facts, backend.capabilities)
-        part_bytes = weight_bytes(checkpoint, sizes.dtype, self._place.size)
+        self._opset = OpSet(backend, strict=config.strict_backend, package=package)
+        part_bytes = model_bytes(
+            checkpoint, formats, self._opset, dtype=sizes.dtype, num_ranks=self._place.size,
+            activation_dtype=backend.capabilities.activation_dtype[sizes.dtype],
+        )  # fmt: skip
         check_weights_fit(part_bytes, sizes, backend.memory_info().free_bytes)
         self._comm = backend.communicator(self._place.rank, self._place.size, self._place.address)
-        self._opset = OpSet(backend, strict=config.strict_backend, package=package)
         self._model = _build(
-            checkpoint, sizes, backend, self._opset, layer_overrides, self._comm, config, has_head=pooler is None
-        )
+            checkpoint, formats, sizes, backend, self._opset, layer_overrides, self._comm, config,
+            has_head=pooler is None,
+        )  # fmt: skip
         stage: OutputStage
         if pooler is None:
             targets = self._model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
@@ -230,6 +237,7 @@ def scheduler_groups(layers: Sequence[KVGroup]) -> tuple[KVGroupSpec, ...]:
 
 def _build(
     checkpoint: Checkpoint,
+    formats: WeightFormats,
     sizes: EngineSizes,
     backend: DeviceBackend,
     opset: OpSet,
@@ -249,6 +257,7 @@ def _build(
         max_num_batched_tokens=_step_tokens(backend, sizes),
         max_model_len=sizes.max_model_len,
         layer_overrides=layer_overrides,
+        formats=formats,
         shard=Shard.of(comm),
         expert_parallel=config.expert_parallel,
         has_head=has_head,

@@ -40,7 +40,7 @@ def test_a_config_cannot_be_changed():
         ({"model": "m", "backend_options": 5}, "backend_options", "KEY=VALUE"),
         ({"model": 7}, "model", "a text"),
         ({"model": "m", "num_kv_blocks": 4, "kv_cache_memory_bytes": 1 << 20}, "num_kv_blocks", "give one of them"),
-        ({"model": "m", "quantization": "awq"}, "quantization", "leave it out"),
+        ({"model": "m", "quantization": "int3"}, "quantization", "int3"),
         ({"model": "m", "tensor_parallel_size": 0}, "tensor_parallel_size", "between 1 and 1024"),
         ({"model": "m", "scheduling_policy": "lifo"}, "scheduling_policy", "fcfs, priority"),
     ],

@@ -1,0 +1,81 @@
+"""How many bytes a model's weights take on a device, quantised ones included; the engine's start and `octavo plan` ask.
+
+plain, by the config                     elements in the storage dtype
+quantised, and the backend multiplies it codes in their bits, fp32 scales (and offsets) per row and group
+quantised, and the backend does not      dequantised, elements in what the backend computes in
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from octavo.core.backend.opset import OpSet
+from octavo.core.backend.quant import MXFP4_GROUP, QuantFormat, QuantScheme
+from octavo.core.backend.specs import GemmSpec, WeightSpec
+from octavo.core.load.checkpoint import Checkpoint
+from octavo.core.load.weight_bytes import weight_bytes
+from octavo.core.quant.formats import WeightFormats
+
+_SCALE_BYTES = 4
+
+
+def model_bytes(
+    checkpoint: Checkpoint,
+    formats: WeightFormats,
+    opset: OpSet,
+    *,
+    dtype: torch.dtype,
+    activation_dtype: torch.dtype,
+    num_ranks: int = 1,
+) -> int:
+    """Bytes of the weights that each of `num_ranks` devices holds.
+
+    Args:
+        checkpoint, formats: from `open_quantized`.
+        opset: of the device; told nothing, only asked.
+        dtype, activation_dtype: how plain weights are stored, and what the backend then computes in.
+    """
+    return weight_bytes(checkpoint, dtype, num_ranks, of_matrix=_size_of(formats, opset, dtype, activation_dtype))
+
+
+def quantised_formats(checkpoint: Checkpoint, formats: WeightFormats) -> tuple[str, ...]:
+    """The formats that layers are kept in, each once, in the order of the files."""
+    found: dict[str, None] = {}
+    for name in checkpoint.names():
+        if name.endswith(".weight") and (scheme := formats.linear([name.removesuffix(".weight")]).scheme) is not None:
+            found[str(scheme.format)] = None
+    return tuple(found)
+
+
+def packed_bytes(scheme: QuantScheme, rows: int, columns: int) -> int:
+    """Bytes of a weight [rows, columns] of this scheme, as devices pack it."""
+    block = scheme.format.block
+    if block is not None:
+        return rows * columns // block.elements * block.num_bytes
+    bits = 4 if scheme.format in (QuantFormat.INT4, QuantFormat.MXFP4) else 8
+    group = MXFP4_GROUP if scheme.format is QuantFormat.MXFP4 else max(scheme.group_size, 0)
+    scales = rows * (math.ceil(columns / group) if group else 1)
+    return math.ceil(rows * columns * bits / 8) + scales * _SCALE_BYTES * (1 if scheme.symmetric else 2)
+
+
+def _size_of(
+    formats: WeightFormats, opset: OpSet, dtype: torch.dtype, activation_dtype: torch.dtype
+) -> Callable[[str, tuple[int, ...]], float]:
+    """What tells the bytes of a tensor of two axes or more."""
+
+    def size_of(name: str, shape: tuple[int, ...]) -> float:
+        elements = math.prod(shape)
+        scheme = formats.linear([name.removesuffix(".weight")]).scheme if name.endswith(".weight") else None
+        if scheme is None or len(shape) != 2:
+            return elements * dtype.itemsize
+        plain = QuantScheme(scheme.format, scheme.group_size, scheme.symmetric, block_rows=scheme.block_rows)
+        for asked in {scheme, plain}:
+            weight = WeightSpec(shape[0], shape[1], dtype, asked)
+            if opset.has_own("gemm", GemmSpec(weight, activation_dtype, activation_dtype)):
+                return packed_bytes(scheme, shape[0], shape[1])
+        return elements * activation_dtype.itemsize
+
+    return size_of
