@@ -114,3 +114,11 @@ def test_over_devices_a_plan_is_of_one_of_them(tiny: TinyModels) -> None:
     assert of_four.kv_bytes_per_token == of_two.kv_bytes_per_token
     with pytest.raises(ConfigError, match="tensor_parallel_size is 3, but this device works in groups of 1, 2, 4, 8"):
         plan_model(EngineConfig(**common, tensor_parallel_size=3))
+
+
+def test_an_encoder_keeps_nothing_and_computes_texts_whole() -> None:
+    plan = plan_model(EngineConfig(model="minilm", backend="cpu", max_num_batched_tokens=600))
+    assert (plan.kv_bytes_per_token, plan.num_kv_blocks, plan.kv_bytes) == (0, 0, 0)
+    assert (plan.max_model_len, plan.model_limit) == (256, 512)
+    assert list(plan.concurrency) == [(128, 4)]
+    assert "KV cache         none: texts are computed whole" in str(plan)
