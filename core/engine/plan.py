@@ -116,9 +116,9 @@ def plan_model(config: EngineConfig) -> Plan:
             checkpoint, formats = open_quantized(files, config.quantization)
             facts = read_config(checkpoint.config)
             sizes = resolve_sizes(config, checkpoint.config, facts, capabilities)
-        pooler = read_pooler(checkpoint.config, checkpoint.path, config.pooling)
-        if pooler is not None:
-            sizes = pooling_sizes(config, sizes, pooler, facts, capabilities)
+            pooler = read_pooler(checkpoint.config, checkpoint.path, config.pooling)
+            if pooler is not None:
+                sizes = pooling_sizes(config, sizes, pooler, facts, capabilities)
             activation_dtype = capabilities.activation_dtype[sizes.dtype]
             stored_bytes = model_bytes(
                 checkpoint,
