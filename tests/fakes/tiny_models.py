@@ -49,14 +49,14 @@ def make_llama(seed: int = 0, **overrides: Any) -> torch.nn.Module:
     """A LlamaForCausalLM with `LLAMA`'s config and the overrides."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return _randomized(LlamaForCausalLM, LlamaConfig(**_special_ids(), **(LLAMA | overrides)), seed)
+    return randomized(LlamaForCausalLM, LlamaConfig(**_special_ids(), **(LLAMA | overrides)), seed)
 
 
 def make_gemma3(seed: int = 0, **overrides: Any) -> torch.nn.Module:
     """A Gemma3ForCausalLM with `GEMMA3`'s config and the overrides."""
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-    return _randomized(Gemma3ForCausalLM, Gemma3TextConfig(**_special_ids(), **(GEMMA3 | overrides)), seed)
+    return randomized(Gemma3ForCausalLM, Gemma3TextConfig(**_special_ids(), **(GEMMA3 | overrides)), seed)
 
 
 def save(model: torch.nn.Module, directory: Path) -> Path:
@@ -90,13 +90,19 @@ def _special_ids() -> dict[str, Any]:
     return {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
-def _randomized(model_type: Any, config: Any, seed: int) -> torch.nn.Module:
+def randomized(model_type: Any, config: Any, seed: int) -> torch.nn.Module:
+    """A model in fp32 whose attention is eager, with every parameter and stored buffer drawn anew.
+
+    What begins as ones (norms that multiply by their weight) stays around 1; all else is around 0.
+    """
     config._attn_implementation = "eager"
     model: torch.nn.Module = model_type(config).to(torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator) * STD
-            is_norm = name.endswith("norm.weight")
-            parameter.copy_(1.0 + noise if is_norm and config.model_type == "llama" else noise)
+        for name, tensor in model.state_dict().items():
+            if name in tied or not tensor.is_floating_point():
+                continue
+            noise = torch.randn(tensor.shape, generator=generator) * STD
+            tensor.copy_(1.0 + noise if bool((tensor == 1).all()) else noise)
     return model
