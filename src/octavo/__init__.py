@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from octavo.core.base.config import EngineConfig
     from octavo.core.base.errors import OctavoError, UserError
     from octavo.core.base.params import FinishReason, SamplingParams
+    from octavo.core.base.pooling import PoolingParams
     from octavo.core.engine.async_engine import AsyncEngine
     from octavo.core.engine.llm import LLM
     from octavo.core.engine.outputs import CompletionOutput, RequestOutput
+    from octavo.core.engine.pooling_outputs import PoolingRequestOutput
 
 __version__ = "0.1.0"
 
@@ -26,6 +28,8 @@ __all__ = [
     "EngineConfig",
     "FinishReason",
     "OctavoError",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
     "UserError",
@@ -39,6 +43,8 @@ _HOMES = {
     "EngineConfig": "octavo.core.base.config",
     "FinishReason": "octavo.core.base.params",
     "OctavoError": "octavo.core.base.errors",
+    "PoolingParams": "octavo.core.base.pooling",
+    "PoolingRequestOutput": "octavo.core.engine.pooling_outputs",
     "RequestOutput": "octavo.core.engine.outputs",
     "SamplingParams": "octavo.core.base.params",
     "UserError": "octavo.core.base.errors",
