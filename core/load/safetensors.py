@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 
 from octavo.core.base.errors import CheckpointError
 from octavo.core.load.checkpoint import CheckpointFormat, check_out, fingerprint_files, read_json
+from octavo.core.load.readahead import ReadAhead, tensor_offsets
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +88,7 @@ class SafetensorsCheckpoint:
         self.total_bytes = sum(entry.num_bytes for entry in self._entries.values())
         self._files = files
         self._handles: dict[Path, Any] = {}
+        self._ahead: dict[Path, tuple[ReadAhead, Mapping[str, tuple[int, int]]]] = {}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -123,6 +125,9 @@ class SafetensorsCheckpoint:
         entry = self._entry(name)
         if entry.file not in self._handles:
             self._handles[entry.file] = _open(entry.file, "pt")
+            self._ahead[entry.file] = ReadAhead(entry.file), tensor_offsets(entry.file)
+        ahead, offsets = self._ahead[entry.file]
+        ahead.touch(*offsets[name])
         try:
             tensor: torch.Tensor = self._handles[entry.file].get_tensor(name)
         except SafetensorError as error:
@@ -140,6 +145,9 @@ class SafetensorsCheckpoint:
 
     def close(self) -> None:
         self._handles.clear()
+        for ahead, _ in self._ahead.values():
+            ahead.close()
+        self._ahead.clear()
 
     def _entry(self, name: str) -> _TensorEntry:
         if name not in self._entries:
