@@ -24,6 +24,7 @@ from octavo.core.lora.slots import AdapterSlots
 from octavo.core.models.base import Model
 from octavo.core.models.registry import build_model
 from octavo.core.parallel.shard import Shard
+from octavo.core.quant.formats import PLAIN, WeightFormats
 
 
 class NoOps:
@@ -246,6 +247,7 @@ def load_model(
     shard: Shard | None = None,
     expert_parallel: bool = False,
     adapters: Callable[[OpSet], AdapterSlots] | None = None,
+    formats: WeightFormats = PLAIN,
 ) -> tuple[Model, OpSet]:
     """Build a model from an open checkpoint and load its weights."""
     opset = OpSet(backend)
@@ -262,6 +264,7 @@ def load_model(
         shard=shard,
         expert_parallel=expert_parallel,
         adapters=None if adapters is None else adapters(opset),
+        formats=formats,
     )
     targets = model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
     load_weights(checkpoint, targets, progress=False)

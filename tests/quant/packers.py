@@ -97,7 +97,8 @@ def gptq(
     """groups_K: the group of each column, for act-order; the g_idx tensor is always written."""
     top = (1 << bits) - 1
     num_groups = -(-columns // group)
-    codes, scales = draw(seed, 0, top, rows, columns), draw_scales(seed + 2, rows, num_groups)
+    codes, scales = draw(seed, 0, top, rows, columns), draw_scales(seed + 2, rows, num_groups) / np.float32(top / 15)
+    scales = scales.astype(np.float16).astype(np.float32)
     zeros = draw(seed + 1, 0, top, rows, num_groups)
     if symmetric:
         zeros[:] = 1 << (bits - 1)
@@ -134,7 +135,7 @@ def compressed_int(
     num_groups = int(group_of.max()) + 1
     codes = draw(seed, -half, half - 1, rows, columns)
     zeros = draw(seed + 1, -half, half - 1, rows, num_groups) * (0 if symmetric else 1)
-    scales = draw_scales(seed + 2, rows, num_groups)
+    scales = draw_scales(seed + 2, rows, num_groups) / np.float32(half / 8)
     weight = torch.zeros(rows, columns)
     for n in range(rows):
         for k in range(columns):
@@ -185,7 +186,7 @@ NF4 += [0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0]
 
 
 def llm_int8(seed: int, rows: int, columns: int) -> Packed:
-    codes, scb = draw(seed, -127, 127, rows, columns), draw_scales(seed + 2, rows) * 100
+    codes, scb = draw(seed, -127, 127, rows, columns), draw_scales(seed + 2, rows) * np.float32(30)
     weight = torch.zeros(rows, columns)
     for n in range(rows):
         for k in range(columns):
@@ -211,13 +212,13 @@ def four_bit(
     state: dict[str, object] = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": [rows, columns]}
     tensors: dict[str, torch.Tensor] = {}
     if nested is None:
-        absmax = draw_scales(seed + 2, blocks)
+        absmax = draw_scales(seed + 2, blocks) * np.float32(32)
         tensors["weight.absmax"] = torch.from_numpy(absmax)
     else:
         small = draw(seed + 3, 0, 255, blocks)
         nested_table = np.linspace(-1, 1, 256, dtype=np.float32)
-        nested_absmax = draw_scales(seed + 4, -(-blocks // nested))
-        offset = 0.03125
+        nested_absmax = draw_scales(seed + 4, -(-blocks // nested)) * np.float32(16)
+        offset = 0.5
         absmax = np.array(
             [nested_table[small[b]] * nested_absmax[b // nested] + np.float32(offset) for b in range(blocks)],
             np.float32,
@@ -240,10 +241,10 @@ def four_bit(
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 
-def mxfp4(seed: int, experts: int, rows: int, groups: int) -> Packed:
+def mxfp4(seed: int, experts: int, rows: int, groups: int, *, exponents_of: tuple[int, int] = (118, 130)) -> Packed:
     """Stacked experts; the suffixes are "blocks" and "scales", the weight is [E, N, K]."""
     codes = draw(seed, 0, 15, experts, rows, groups, 32)
-    exponents = draw(seed + 1, 118, 130, experts, rows, groups)
+    exponents = draw(seed + 1, *exponents_of, experts, rows, groups)
     weight = torch.zeros(experts, rows, groups * 32)
     blocks = torch.zeros(experts, rows, groups, 16, dtype=torch.uint8)
     for e, n, g in np.ndindex(experts, rows, groups):
