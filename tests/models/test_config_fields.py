@@ -13,7 +13,7 @@ So a field that we read and misunderstand shows, and one that we pass over witho
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from octavo.core.base.errors import UserError
 from octavo.core.load.checkpoint import ModelSource, open_checkpoint
 from octavo.core.models import registry
 from octavo.core.models.config import INERT
+from octavo.core.models.families.llama import read_llama
 from tests.fakes import tiny_models
 from tests.fakes.families import FAMILIES, SLIDING
 from tests.fakes.tiny_family import TinyFamily
@@ -222,6 +223,28 @@ def test_inert_fields_change_nothing(tiny, changes, tmp_path):
         if name in tiny.inert:
             assert (expected := saved.reference()) is not None, (name, shown)
             assert relative_error(expected, saved.logits) < TOLERANCE, (name, shown)
+
+
+def faults(reader: Callable[[dict[str, Any]], Any], name: str, value: Any, tmp_path: Path, monkeypatch: Any) -> str:
+    """What `judge` says of a llama whose config is read by `reader`, with one field changed."""
+    saved = Saved.make(FAMILIES["llama"], {}, tmp_path)
+    monkeypatch.setitem(registry.FAMILIES, "LlamaForCausalLM", registry.Family("llama", reader))
+    saved.write(saved.config | {name: value})
+    return judge(saved, may_be_unseen=False) or ""
+
+
+def test_a_field_that_is_misread_is_found(tmp_path, monkeypatch):
+    def fixed_eps(values: dict[str, Any]) -> Any:
+        return read_llama(values | {"rms_norm_eps": 1e-3})
+
+    assert "our logits are not" in faults(fixed_eps, "rms_norm_eps", 3e-3, tmp_path, monkeypatch)
+
+
+def test_a_field_that_is_passed_over_is_found(tmp_path, monkeypatch):
+    def careless(values: dict[str, Any]) -> Any:
+        return read_llama({name: value for name, value in values.items() if name != "embedding_multiplier"})
+
+    assert "it changes no logits" in faults(careless, "embedding_multiplier", 3.0, tmp_path, monkeypatch)
 
 
 def test_lists_of_exceptions_name_real_fields():

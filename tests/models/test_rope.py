@@ -12,7 +12,9 @@ from octavo.core.base.errors import CheckpointError
 from octavo.core.layers.rope import RopeParameters
 from octavo.core.layers.rope_scaling import YarnScaling
 from octavo.core.models.config import ConfigReader
+from octavo.core.models.registry import read_config
 from octavo.core.models.rope import derived_max_position, read_layer_ropes, read_rope
+from tests.fakes.families import FAMILIES
 
 HEAD_DIM, POSITIONS = 32, 300
 SIZES: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "max_position_embeddings": 128}
@@ -345,6 +347,29 @@ def test_the_longest_position_is_derived_once(config, length):
     stated = config["max_position_embeddings"]
     assert derived_max_position(stated, [rope, None, rope]) == length
     assert derived_max_position(stated, [rope], is_scaled=True) == stated
+
+
+@pytest.mark.parametrize(
+    ("family", "scaling", "length"),
+    [
+        ("llama", {"rope_type": "linear", "factor": 4.0}, 2048),
+        ("qwen3", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ("qwen3", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
+        ("deepseek_v3", {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32}, 512),
+        ("gpt_oss", {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}, 512),
+        ("gemma2", {"rope_type": "dynamic", "factor": 2.0}, 1024),
+    ],
+)
+def test_families_read_as_many_positions_as_their_scheme_gives(family, scaling, length):
+    tiny = FAMILIES[family]
+    config = dict(tiny.sizes) | {"architectures": [tiny.model], "rope_parameters": scaling}
+    assert read_config(config).max_position == length
+
+
+def test_gemma_3_states_the_scaled_length():
+    config = dict(FAMILIES["gemma3"].sizes) | {"architectures": ["Gemma3ForCausalLM"]}
+    assert config["rope_parameters"][FULL]["factor"] == 4.0
+    assert read_config(config).max_position == config["max_position_embeddings"]
 
 
 def test_unscaled_kinds_of_layers_do_not_shorten_the_others():

@@ -63,7 +63,7 @@ def read_gemma3(values: Mapping[str, Any]) -> DecoderConfig:
         own_base={SLIDING: "rope_local_base_freq"},
     )
     config = DecoderConfig(
-        **sizes,
+        **sizes | {"max_position": derived_max_position(sizes["max_position"], ropes.values(), is_scaled=True)},
         **_common(reader),
         order="sandwich",
         qk_norm="head",
