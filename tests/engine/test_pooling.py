@@ -12,6 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from octavo.backends.cpu.device import CpuBackend
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import CheckpointError, ConfigError, InvalidRequest, RequestFailed
 from octavo.core.base.params import SamplingParams
@@ -320,6 +321,38 @@ def test_encoders_compute_texts_whole(tmp_path: Path) -> None:
         LLM(str(tmp_path), max_num_batched_tokens=50, max_num_seqs=3, max_model_len=60, **OPTIONS)
     with LLM(str(tmp_path), max_num_batched_tokens=50, max_num_seqs=3, **OPTIONS) as llm:
         assert llm.max_model_len == 50
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize("mode", ["mean", "lasttoken"])
+def test_a_device_of_few_shapes(family: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are padded; what pads them reaches no vector."""
+    make = CpuBackend.__init__
+
+    def make_with_buckets(backend: CpuBackend, config: Any) -> None:
+        make(backend, config)
+        backend.capabilities = dataclasses.replace(
+            backend.capabilities, dynamic_shapes=False, token_buckets=(4, 16, 64), batch_invariant=False
+        )
+
+    monkeypatch.setattr(CpuBackend, "__init__", make_with_buckets)
+    model = tiny_encoders.make_encoder(family) if family == "bert" else tiny_encoders.make_stack(family)
+    write_modules(save(model, tmp_path), flags(mode, WIDTH))
+    texts = texts_of(model, (17, 1, 64, 5, 33, 30, 30))
+    with LLM(str(tmp_path), max_num_seqs=4, num_kv_blocks=100, **OPTIONS) as llm:
+        assert llm.max_model_len == (64 if family == "bert" else 396)  # whole texts fit the largest step
+        for text, output in zip(texts, llm.embed(texts), strict=True):
+            close(output.outputs.embedding, unit(pooled(tiny_encoders.rows_of(model, text), mode)))
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_over_two_ranks(family: str, tmp_path: Path) -> None:
+    made = tiny_encoders.make_classifier(family, num_labels=3)
+    save(made, tmp_path)
+    texts = texts_of(made)
+    with LLM(str(tmp_path), tensor_parallel_size=2, **OPTIONS) as llm:
+        for text, output in zip(texts, llm.classify(texts, use_activation=False), strict=True):
+            close(output.outputs.probs, tiny_encoders.logits_of(made, text))
 
 
 def test_rows_that_are_no_numbers_fail_their_own_text(tmp_path: Path) -> None:

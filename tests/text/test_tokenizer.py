@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from octavo.core.base.errors import CheckpointError, InvalidRequest
 from octavo.core.text.tokenizer import Tokenizer
@@ -150,6 +150,40 @@ def test_a_decoder_that_is_not_per_token_is_refused():
     backend.decoder = decoders.CTC()
     with pytest.raises(CheckpointError, match="decoder uses CTC"):
         Tokenizer(backend, special_tokens={}, eos_token_ids=())
+
+
+def test_word_pieces_decode_to_words():
+    pieces = {"[UNK]": 0, "play": 1, "##ing": 2, "card": 3, "##s": 4, "[CLS]": 5}
+    backend = tokenizers.Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens(["[CLS]"])
+    tokenizer = Tokenizer(backend, special_tokens={"cls_token": "[CLS]"}, eos_token_ids=())
+    ids = tokenizer.encode("playing cards")
+    assert ids == [1, 2, 3, 4]
+    assert tokenizer.decode([5, *ids]) == "playing cards"
+    assert [tokenizer.token_bytes(token_id) for token_id in ids] == [b" play", b"ing", b" card", b"s"]
+
+
+def test_pairs_of_texts():
+    vocab = {"[CLS]": 0, "[SEP]": 1, "a": 2, "b": 3}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    plain = Tokenizer(backend, special_tokens={}, eos_token_ids=())
+    assert plain.encode_pair("a b", "b") == ([2, 3, 3], 2)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    tokenizer = Tokenizer(backend, special_tokens={}, eos_token_ids=())
+    assert tokenizer.encode_pair("a b", "b") == ([0, 2, 3, 1, 3, 1], 4)
+    assert tokenizer.encode_pair("", "") == ([0, 1, 1], 2)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] [SEP] $B [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    untold = Tokenizer(backend, special_tokens={}, eos_token_ids=())  # as RoBERTa's, which has one type
+    assert untold.encode_pair("a", "b") == ([0, 2, 1, 1, 3, 1], 6)
+    with pytest.raises(InvalidRequest, match="lone surrogate"):
+        tokenizer.encode_pair("a", "\ud800")
 
 
 def test_transformers_is_not_imported(smollm2_metadata):
