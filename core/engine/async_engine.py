@@ -337,7 +337,7 @@ class AsyncEngine(AsyncPoolingMethods):
                     case messages.Refused():
                         self._refuse(message)
                     case messages.Failed():
-                        return self._end(f"the engine process failed: {message.kind}: {message.message}")
+                        return self._end(messages.cause_of(message))
         except EngineDead as error:
             self._end(str(error))
         except Exception as error:

@@ -143,10 +143,15 @@ def error_of(message: Refused | Failed) -> Exception:
     kind = getattr(errors, message.kind, None)
     if isinstance(kind, type) and issubclass(kind, UserError):
         return kind(message.message, field=message.field)
-    if kind is EngineDead:
-        return EngineDead(message.message)
-    cause = f"{message.kind}: {message.message}" if message.message else message.kind
-    return EngineDead(f"the engine process failed: {cause}")
+    return EngineDead(cause_of(message))
+
+
+def cause_of(message: Refused | Failed) -> str:
+    """Why the engine ended, in words; an EngineDead has said it already."""
+    if message.kind == EngineDead.__name__:
+        return message.message
+    said = f"{message.kind}: {message.message}" if message.message else message.kind
+    return f"the engine process failed: {said}"
 
 
 def _changed_fields(params: SamplingParams) -> dict[str, Any]:
