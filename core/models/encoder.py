@@ -268,8 +268,9 @@ class EncoderModel:
         text_start_loc = buffers.plans[0].meta.query_start_loc
         for layer in self._layers:
             layer(hidden_TM, text_start_loc)
-        if len(buffers.logit_rows_R):
-            buffers.logits_RV.copy_(hidden_TM.index_select(0, buffers.logit_rows_R))
+        wanted_RM = self._place_TM[: len(buffers.logit_rows_R)]
+        torch.index_select(hidden_TM, 0, buffers.logit_rows_R, out=wanted_RM)
+        buffers.logits_RV.copy_(wanted_RM)
 
 
 def _norm(context: LayerContext, config: EncoderConfig, name: str, *, residual: bool = False) -> LayerNorm:
