@@ -232,6 +232,45 @@ def test_a_second_signal_ends_replies(serve: Callable[..., Serve]) -> None:
         assert unread.status_code == 200
 
 
+def ranks_of(run: Serve) -> list[psutil.Process]:
+    assert run.engine is not None
+    ranks = run.engine.children()
+    assert len(ranks) == 2
+    return ranks
+
+
+def test_a_rank_killed(serve: Callable[..., Serve]) -> None:
+    run = serve("--tensor-parallel-size", "2")
+    with run.wait_ready() as client, stream(client) as live:
+        events = live.iter_lines()
+        assert "one" in next(events)
+        ranks = ranks_of(run)
+        ranks[1].kill()
+        killed = time.monotonic()
+        *_, error, done = [event for event in events if event]
+        assert "rank 1 of 2 was killed by SIGKILL" in error
+        assert done == "data: [DONE]"
+    assert run.wait() == 1
+    assert time.monotonic() - killed < 8
+    assert run.log().splitlines()[-1].startswith("octavo: error: rank 1 of 2 was killed by SIGKILL")
+    assert psutil.wait_procs(ranks, timeout=5)[1] == []
+
+
+def test_ranks_finish_replies_too_and_end_with_the_server(serve: Callable[..., Serve]) -> None:
+    """The signal goes to the whole group: ranks leave it to the server."""
+    run = serve("--tensor-parallel-size", "2")
+    with run.wait_ready() as client, stream(client, max_tokens=300) as live:
+        events = live.iter_lines()
+        next(events)
+        ranks = ranks_of(run)
+        run.send(signal.SIGTERM, group=True)
+        *_, last, done = [event for event in events if event]
+        assert '"finish_reason":"length"' in last
+        assert done == "data: [DONE]"
+    assert run.wait() == 0
+    assert psutil.wait_procs(ranks, timeout=5)[1] == []
+
+
 def refuses(client: httpx.Client) -> bool:
     """Whether new connections are refused."""
     try:
