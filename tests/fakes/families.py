@@ -1,4 +1,4 @@
-"""A tiny random model of every family, made by Hugging Face's own classes: what parity tests run over.
+"""A tiny random model of every family of decoders, made by Hugging Face's own classes: what parity tests run over.
 
     FAMILIES[name] = TinyFamily(config class, model class, sizes, variants, ...)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from tests.fakes import tiny_models
+from tests.fakes.tiny_family import TinyFamily
 
 ENCODER: dict[str, Any] = {
     "vocab_size": 197,
@@ -19,6 +20,24 @@ ENCODER: dict[str, Any] = {
     "type_vocab_size": 2,
     "layer_norm_eps": 1e-6,
 }
+_SIZES = ENCODER | {"num_hidden_layers": 2, "layer_norm_eps": 1e-3}
+_UNUSED: Mapping[str, str] = {
+    "attention_probs_dropout_prob": "training only",
+    "hidden_dropout_prob": "training only",
+    "classifier_dropout": "training only",
+    "tie_word_embeddings": "of a head that encoders have not",
+}
+_PADDING = ("pad_token_id",)
+ENCODERS: Mapping[str, TinyFamily] = {
+    "bert": TinyFamily("BertConfig", "BertModel", _SIZES | {"pad_token_id": None}, inert=_UNUSED),
+    "roberta": TinyFamily(
+        "RobertaConfig", "RobertaModel", _SIZES | {"pad_token_id": 1}, inert=_UNUSED, matters=_PADDING
+    ),
+    "xlm-roberta": TinyFamily(
+        "XLMRobertaConfig", "XLMRobertaModel", _SIZES | {"pad_token_id": 3}, inert=_UNUSED, matters=_PADDING
+    ),
+}
+"""Encoders, without a head. Never written to."""
 
 
 def make_encoder(family: str, seed: int = 0, **overrides: Any) -> torch.nn.Module:

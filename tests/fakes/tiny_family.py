@@ -21,6 +21,7 @@ class TinyFamily:
         variants: changes of `sizes`, by name.
         inert: fields that change nothing, each with its reason.
         unseen: fields that change something only in other variants, each with what decides here.
+        matters: fields that are inert elsewhere and not here.
         exempt: fields in which this family is meant to differ from Hugging Face's class, each with its reason.
         others: values that a field is changed to, where the usual change says nothing.
         scales: factors of weights whose names end so, where the usual ones would show nothing.
@@ -33,8 +34,14 @@ class TinyFamily:
     inert: Mapping[str, str] = field(default_factory=dict)
     unseen: Mapping[str, str] = field(default_factory=dict)
     exempt: Mapping[str, str] = field(default_factory=dict)
+    matters: tuple[str, ...] = ()
     others: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     scales: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it has no head and sees whole texts."""
+        return self.model.endswith("Model")
 
     def make(self, seed: int = 0, **changes: Any) -> torch.nn.Module:
         """A model with random weights of standard deviation 0.2, in fp32, whose attention is eager."""

@@ -26,10 +26,11 @@ from octavo.core.load.checkpoint import ModelSource, open_checkpoint
 from octavo.core.models import registry
 from octavo.core.models.config import INERT
 from octavo.core.models.families.llama import read_llama
-from tests.fakes import tiny_models
+from tests.fakes import tiny_encoders, tiny_models
 from tests.fakes.families import FAMILIES, SLIDING
 from tests.fakes.tiny_family import TinyFamily
 from tests.models.step_runner import ReferenceBackend, StepRunner, load_model, relative_error
+from tests.models.text_runner import TextRunner
 
 TOLERANCE = 5e-5
 VISIBLE = 2e-4
@@ -42,11 +43,11 @@ UNSEEN = {
 }
 """Fields that may change nothing in any family, since others decide; they are compared all the same."""
 
+TABLE = {**FAMILIES, **tiny_encoders.ENCODERS}
 CASES = [
     pytest.param(tiny, changes, id=f"{family}-{variant}")
-    for family, tiny in FAMILIES.items()
+    for family, tiny in TABLE.items()
     for variant, changes in {"base": {}, **tiny.variants}.items()
-    if tiny.model in registry.FAMILIES
 ]
 
 IF_NONE: Mapping[str, tuple[Any, ...]] = {
@@ -84,7 +85,7 @@ SCHEMES: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Saved:
-    """A tiny model on disk, its config.json, and Hugging Face's logits of one prompt."""
+    """A tiny model on disk, its config.json, and Hugging Face's logits of one prompt (of an encoder: its rows)."""
 
     tiny: TinyFamily
     directory: Path
@@ -97,8 +98,8 @@ class Saved:
         model = tiny.make(**changes)
         tiny_models.save(model, directory)
         config = json.loads((directory / "config.json").read_text())
-        prompt = tiny_models.random_prompt(config["vocab_size"], LENGTH)
-        return cls(tiny, directory, config, prompt, tiny_models.logits_of(model, prompt))
+        prompt = tiny_encoders.random_text(model.config, LENGTH)
+        return cls(tiny, directory, config, prompt, output_of(model, prompt))
 
     def write(self, config: Mapping[str, Any]) -> None:
         (self.directory / "config.json").write_text(json.dumps(config))
@@ -106,13 +107,16 @@ class Saved:
     def ours(self) -> torch.Tensor | None:
         """Our logits for what is on disk; None where it is refused."""
         backend = ReferenceBackend()
-        checkpoint = open_checkpoint(ModelSource("tiny", self.directory, "safetensors"))
         try:
-            model, opset = load_model(checkpoint, backend, max_model_len=LENGTH)
+            if self.tiny.is_encoder:
+                return TextRunner(self.directory, backend, LENGTH).rows([self.prompt])[0]
+            checkpoint = open_checkpoint(ModelSource("tiny", self.directory, "safetensors"))
+            try:
+                model, opset = load_model(checkpoint, backend, max_model_len=LENGTH)
+            finally:
+                checkpoint.close()
         except UserError:
             return None
-        finally:
-            checkpoint.close()
         return StepRunner(model, backend, opset).prompt("a", self.prompt)
 
     def reference(self) -> torch.Tensor | None:
@@ -123,9 +127,15 @@ class Saved:
             model, info = getattr(transformers, self.tiny.model).from_pretrained(
                 self.directory, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
             )
-            return None if info["missing_keys"] else tiny_models.logits_of(model, self.prompt)
+            return None if info["missing_keys"] else output_of(model, self.prompt)
         except Exception:  # whatever it raises, from validation to shapes in the middle of a product
             return None
+
+
+def output_of(model: torch.nn.Module, prompt: list[int]) -> torch.Tensor:
+    """Hugging Face's logits at every position, or hidden rows where there is no head."""
+    is_headless = type(model).__name__.endswith("Model")
+    return tiny_encoders.rows_of(model, prompt) if is_headless else tiny_models.logits_of(model, prompt)
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +195,7 @@ def test_every_field_is_equal_refused_or_inert(tiny, changes, tmp_path):
     assert relative_error(first, saved.logits) < TOLERANCE
     wrong = []
     for name, shown, config in mutations(saved.config, tiny):
-        if name in INERT or name in tiny.inert or name in tiny.exempt:
+        if (name in INERT and name not in tiny.matters) or name in tiny.inert or name in tiny.exempt:
             continue
         saved.write(config)
         if fault := judge(saved, may_be_unseen=name in UNSEEN or name in tiny.unseen):
@@ -215,7 +225,7 @@ def judge(saved: Saved, *, may_be_unseen: bool) -> str | None:
 def test_inert_fields_change_nothing(tiny, changes, tmp_path):
     saved = Saved.make(tiny, changes, tmp_path)
     for name, shown, config in mutations(saved.config, tiny):
-        if name in ("architectures", "model_type") or name not in {*INERT, *tiny.inert}:
+        if name in ("architectures", "model_type", *tiny.matters) or name not in {*INERT, *tiny.inert}:
             continue
         saved.write(config)
         assert (found := saved.ours()) is not None, (name, shown)
@@ -248,7 +258,7 @@ def test_a_field_that_is_passed_over_is_found(tmp_path, monkeypatch):
 
 
 def test_lists_of_exceptions_name_real_fields():
-    for tiny in FAMILIES.values():
+    for tiny in TABLE.values():
         config = tiny.make().config.to_dict()
         listed = {*tiny.inert, *tiny.exempt, *tiny.unseen}
         assert {name.split(".")[0] for name in listed} <= set(config), tiny.model
