@@ -67,6 +67,22 @@ class EngineConfig:
         None, "the most tokens of a prompt and its reply (default: the model's own limit)", kind=Kind.INT, low=1
     )
 
+    enable_lora: bool = option(
+        False, "serve low-rank adapters; on by itself where lora_modules names some", kind=Kind.BOOL
+    )
+    lora_modules: Mapping[str, str] = option(
+        {}, "an adapter to load at start, NAME=PATH of a PEFT directory; may be repeated", kind=Kind.MAP
+    )
+    max_loras: int = option(4, "the most adapters in one batch", kind=Kind.INT, low=1, high=1024)
+    max_lora_rank: int | None = option(
+        None, "the largest rank of an adapter (default: the largest of lora_modules, 16 at least)",
+        kind=Kind.INT, low=1, high=4096,
+    )  # fmt: skip
+    max_cpu_loras: int = option(
+        64, "adapters kept in the host's memory; others are read again (a model on several devices keeps all)",
+        kind=Kind.INT, low=1,
+    )  # fmt: skip
+
     block_size: int = option(16, "tokens in one KV-cache block", kind=Kind.INT, low=1, high=MAX_BLOCK_SIZE)
     kv_cache_dtype: str = option("auto", "how keys and values are stored", choices=DTYPES)
     num_kv_blocks: int | None = option(None, "blocks in the KV cache, instead of a size", kind=Kind.INT, low=1)
@@ -92,6 +108,11 @@ class EngineConfig:
     )  # fmt: skip
     seed: int = option(0, "draws the seeds of requests that bring none", kind=Kind.INT, low=0, high=2**63 - 1)
     progress: bool = option(True, "show a progress bar while a model loads", kind=Kind.BOOL)
+
+    @property
+    def serves_adapters(self) -> bool:
+        """Whether requests may name a low-rank adapter."""
+        return self.enable_lora or bool(self.lora_modules)
 
     @classmethod
     def from_keys(cls, values: Mapping[str, object], source: str = "config") -> Self:

@@ -3,6 +3,7 @@
     row r   tokens[r, :length[r]]          every token id known so far (prompt, then outputs)
             computed[r]                    tokens whose KV is in the cache before the step
             offset[r]                      added to the positions that the model sees
+            slot[r]                        the request's adapter slot; -1 for none
             second[r]                      where the second text of a pair begins; beyond every row where there is none
             tables[g][r, :num_blocks]      block ids of KV group g
 
@@ -44,6 +45,7 @@ class StepInputs:
         query_start_loc: [B + 1] int32.
         seq_lens_B: int32, KV length including this step.
         groups: per KV group.
+        adapter_T: int32, each token's adapter slot, -1 for none; None where nobody asks.
     """
 
     request_ids: tuple[str, ...]
@@ -54,6 +56,7 @@ class StepInputs:
     query_start_loc: Int32
     seq_lens_B: Int32
     groups: tuple[GroupInputs, ...]
+    adapter_T: Int32 | None = None
 
 
 class InputBatch:
@@ -75,6 +78,7 @@ class InputBatch:
         self._computed = np.zeros(max_num_seqs, dtype=np.int64)
         self._offset = np.zeros(max_num_seqs, dtype=np.int64)
         self._second = np.full(max_num_seqs, max_model_len, dtype=np.int64)
+        self._slot = np.full(max_num_seqs, -1, dtype=np.int32)
         self._max_model_len = max_model_len
         self._second_text_offset = second_text_offset
         self._tables = [np.zeros((max_num_seqs, -(-max_model_len // s)), dtype=np.int32) for s in block_sizes]
@@ -82,13 +86,14 @@ class InputBatch:
         self._row_of: dict[str, int] = {}
         self._free_rows = list(range(max_num_seqs))[::-1]
 
-    def add(self, new: NewRequest) -> None:
-        """Give a request that was admitted (or resumed) in this step a row."""
+    def add(self, new: NewRequest, slot: int = -1) -> None:
+        """Give a request that was admitted (or resumed) in this step a row; slot is its adapter's."""
         row = self._row_of[new.request_id] = self._free_rows.pop()
         self._tokens[row, : len(new.token_ids)] = new.token_ids
         self._length[row] = len(new.token_ids)
         self._computed[row] = new.num_computed_tokens
         self._offset[row] = new.rotary_offset
+        self._slot[row] = slot
         second = None if new.pooling is None else new.pooling.first_segment_tokens
         self._second[row] = self._max_model_len if second is None else second
         for group, block_ids in enumerate(new.block_ids):
@@ -139,6 +144,7 @@ class InputBatch:
                 self._group_inputs(table, size, rows_B, rows_T, positions_T, longest)
                 for table, size in zip(self._tables, self._block_sizes, strict=True)
             ),
+            adapter_T=self._slot[rows_T],
         )
 
     def _offsets(self, rows_T: Int64, positions_T: Int64) -> Int64:

@@ -7,6 +7,7 @@
     token_ids      | real tokens .......... | 0 0 0 |      padding tokens belong to no request
     slot_mapping   | slots ................ | -1 -1 |      and write nothing
     seq_lens       | real requests .. | 0 0 0 0 0 0 |      padding requests have no token: query_start_loc repeats T
+    adapter        | slots ................ | -1 -1 |      and run with no adapter
     block_table    | real requests .. | 0 0 0 0 0 0 |      as wide as max_model_len, so that it never grows
 
 Rows that no request owns hold whatever was there: no op mixes rows, so nothing of them reaches a real one. Only the
@@ -73,6 +74,7 @@ class StepShapes:
                 )
                 for group, width in zip(inputs.groups, self.table_widths, strict=True)
             ),
+            adapter_T=None if inputs.adapter_T is None else _longer(inputs.adapter_T, num_tokens, fill=-1),
         )
 
 

@@ -14,13 +14,16 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Self
 
 from octavo.core.backend.opset import OpChoice
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import EngineDead, InvalidRequest
+from octavo.core.base.lora import AdapterInfo
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason
+from octavo.core.engine.adapter_book import AdapterBook
 from octavo.core.engine.executor import Executor, make_executor
 from octavo.core.engine.prompt_scores import PromptLogprobsLimit
 from octavo.core.engine.wire import EngineOutput, EngineRequest, choice_id, split_choice_id
@@ -43,6 +46,7 @@ class Engine:
         sizes: of a step and a request.
         vocab_size: valid token ids are below it.
         num_kv_blocks: blocks of the KV cache.
+        adapters: the low-rank adapters that requests may name.
     """
 
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
@@ -63,9 +67,15 @@ class Engine:
             policy=config.scheduling_policy,
             long_prefill_threshold=None if sizes.whole_texts else config.long_prefill_threshold,
             rotary_switch_tokens=sizes.rotary_switch_tokens,
+            max_adapters=config.max_loras if config.serves_adapters else None,
         )
         token_limit = WholePromptLimit() if sizes.whole_texts else PromptLogprobsLimit()
         self._scheduler = Scheduler(limits, self._blocks, token_limits=(token_limit,))
+        first = [
+            AdapterInfo(name=name, path=config.lora_modules[name], **asdict(facts))
+            for name, facts in executor.first_adapters.items()
+        ]
+        self.adapters = AdapterBook(executor, is_enabled=config.serves_adapters, first=first)
         self._seeds = random.Random(config.seed)
         self._dead: str | None = None
 
@@ -88,7 +98,8 @@ class Engine:
         """Let a request wait for its turn.
 
         Raises:
-            InvalidRequest: it can't run here (too long, never fits the KV pool, an id in use); nothing of it stays.
+            InvalidRequest: it can't run here (too long, never fits the KV pool, an id in use, an unknown adapter);
+                nothing of it stays.
             EngineDead: the engine was closed, or a step failed.
         """
         self._check_alive()
@@ -102,6 +113,7 @@ class Engine:
                 "or set tensor_parallel_size to 1",
                 field="logits_processors",
             )
+        adapter_id = None if request.adapter is None else self.adapters.id_of(request.adapter)
         if params.seed is None:
             params = params.with_(seed=self._seeds.getrandbits(64))
         sibling_params = params if params.prompt_logprobs is None else params.with_(prompt_logprobs=None)
@@ -120,11 +132,14 @@ class Engine:
                         arrival_time=time.monotonic(),
                         cache_salt=request.cache_salt,
                         pooling=request.pooling,
+                        adapter_id=adapter_id,
                     )
                 )
                 added.append(choice_id(request.request_id, index))
+                if adapter_id is not None:
+                    self.adapters.enter(added[-1], adapter_id)
         except BaseException:
-            self._scheduler.abort(added)
+            self._outputs(self._scheduler.abort(added))
             raise
 
     def abort(
@@ -135,7 +150,7 @@ class Engine:
     ) -> list[EngineOutput]:
         """End choices at once; ended and unknown ones are ignored. Returns the last output of each that ended."""
         names = [choice_id(request_id, index) for request_id, index in choices]
-        return [_output(delta) for delta in self._scheduler.abort(names, reason, stop_reason)]
+        return self._outputs(self._scheduler.abort(names, reason, stop_reason))
 
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
@@ -155,7 +170,7 @@ class Engine:
         except BaseException as error:
             self._dead = f"a step of the engine failed: {type(error).__name__}: {error}; make a new engine"
             raise
-        return [_output(delta) for delta in deltas]
+        return self._outputs(deltas)
 
     def watched(self) -> Sequence[int]:
         """File descriptors that become readable when something ends the engine between two steps: then `check`."""
@@ -189,6 +204,13 @@ class Engine:
         """Release devices and memory. Idempotent."""
         self._dead = self._dead or "the engine was closed; make a new one"
         self._executor.close()
+
+    def _outputs(self, deltas: Sequence[RequestDelta]) -> list[EngineOutput]:
+        """What deltas bring; choices that ended need their adapters no longer."""
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self.adapters.leave(delta.request_id)
+        return [_output(delta) for delta in deltas]
 
     def _check_alive(self) -> None:
         if self._dead is not None:

@@ -13,6 +13,7 @@ from octavo.core.backend.opset import OpChoice
 from octavo.core.base.config import EngineConfig
 from octavo.core.engine.resolve import EngineSizes
 from octavo.core.load.checkpoint import Checkpoint
+from octavo.core.lora.slots import AdapterFacts
 from octavo.core.sched.kv_groups import KVGroupSpec
 from octavo.core.sched.output import ModelRunnerOutput, SchedulerOutput
 
@@ -25,6 +26,7 @@ class Executor(Protocol):
         vocab_size: width of the logits.
         kv_groups, num_kv_blocks: the KV cache as the scheduler sees it.
         is_in_process: whether steps run in this process, so that they may call what a request brings.
+        first_adapters: what was found in each of config.lora_modules, by name.
     """
 
     sizes: EngineSizes
@@ -32,12 +34,19 @@ class Executor(Protocol):
     kv_groups: tuple[KVGroupSpec, ...]
     num_kv_blocks: int
     is_in_process: bool
+    first_adapters: dict[str, AdapterFacts]
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
 
     def op_choices(self) -> tuple[OpChoice, ...]:
         """Which implementation runs each op."""
+
+    def load_adapter(self, path: str) -> AdapterFacts:
+        """Read a low-rank adapter, which requests may then name by its content. Raises UserError."""
+
+    def forget_adapter(self, adapter_id: str) -> None:
+        """Drop an adapter that no live request needs."""
 
     def watched(self) -> Sequence[int]:
         """File descriptors that become readable, between steps, when the executor has failed by itself."""

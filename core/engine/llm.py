@@ -16,12 +16,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import InvalidRequest
+from octavo.core.base.lora import AdapterInfo, LoRARequest
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine.loading import TextSide, open_model, read_text_side
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from octavo.core.text.tokenizer import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 Conversation = Sequence[Message]
 Result = TypeVar("Result")
 
@@ -83,25 +86,34 @@ class LLM(PoolingMethods):
         """The most tokens of a prompt and its reply."""
         return self._model.max_model_len
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        lora_request: Adapters = None,
+    ) -> list[RequestOutput]:
         """Continue prompts; all of them share the engine's batches.
 
         Args:
             prompts: one or several, each a string or a list of token ids.
             sampling_params: one for all, one for each, or None for the defaults.
+            lora_request: the low-rank adapter of all, or of each (None: the base model). One that is not loaded is read
+                from its path, and stays.
 
         Returns:
             One output per prompt, in the order given. A request that failed by itself (NaN logits, a logits processor
             that raised) has finish_reason ERROR and says why in `error`; the others are whole.
 
         Raises:
-            InvalidRequest: a prompt or its parameters can't be served; none of the prompts runs.
+            InvalidRequest: a prompt, its parameters or its adapter can't be served; none of the prompts runs.
+            CheckpointError: an adapter's files can't be used.
             EngineDead: the LLM was closed, or a step failed.
         """
         several = as_prompts(prompts)
+        params, adapters = _as_params(sampling_params, len(several)), _as_adapters(lora_request, len(several))
         requests = [
-            self._read(prompt, each)
-            for prompt, each in zip(several, _as_params(sampling_params, len(several)), strict=True)
+            self._read(prompt, each, adapter) for prompt, each, adapter in zip(several, params, adapters, strict=True)
         ]
         return self._complete(requests, several)
 
@@ -120,7 +132,13 @@ class LLM(PoolingMethods):
             raise
         return [self._processor.result(request_id) for request_id in request_ids]
 
-    def generate_stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def generate_stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> Iterator[RequestOutput]:
         """Continue one prompt, yielding what each step brought. It starts with the first piece that is asked for;
         closing the iterator ends the request.
 
@@ -128,19 +146,21 @@ class LLM(PoolingMethods):
             InvalidRequest: before anything is yielded.
             EngineDead: the LLM was closed, or a step failed.
         """
-        return self._stream(self._read(prompt, sampling_params or SamplingParams()), prompt)
+        return self._stream(self._read(prompt, sampling_params or SamplingParams(), lora_request), prompt)
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: Params = None,
+        *,
+        lora_request: Adapters = None,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
         """Reply to one conversation, or to several.
 
         Args:
             messages: OpenAI's messages, oldest first; or a list of such lists.
-            sampling_params: as for `generate`.
+            sampling_params, lora_request: as for `generate`.
             template_arguments: of `ChatTemplate.render` (add_generation_prompt, tools, …).
 
         Raises:
@@ -148,13 +168,43 @@ class LLM(PoolingMethods):
         """
         several = _as_conversations(messages)
         prompts = [self._reader.read_chat(each, **template_arguments) for each in several]
-        return self.generate(prompts, sampling_params)
+        return self.generate(prompts, sampling_params, lora_request=lora_request)
 
     def chat_stream(
-        self, messages: Conversation, sampling_params: SamplingParams | None = None, **template_arguments: Any
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        **template_arguments: Any,
     ) -> Iterator[RequestOutput]:
         """Reply to one conversation, yielding what each step brought; see `chat` and `generate_stream`."""
-        return self.generate_stream(self._reader.read_chat(messages, **template_arguments), sampling_params)
+        prompt = self._reader.read_chat(messages, **template_arguments)
+        return self.generate_stream(prompt, sampling_params, lora_request=lora_request)
+
+    def load_adapter(self, name: str, path: str) -> AdapterInfo:
+        """Read a low-rank adapter, a PEFT directory; from now on the name means its content.
+
+        Raises:
+            InvalidRequest: this LLM was made without enable_lora and lora_modules.
+            CheckpointError: its files can't be used; what the name meant before, it still means.
+        """
+        with self._turn:
+            return self._engine.adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Take an adapter's name away and free its weights; requests that were accepted end with it as it was.
+
+        Raises:
+            InvalidRequest: nothing has that name.
+        """
+        with self._turn:
+            self._engine.adapters.unload(name)
+
+    def list_adapters(self) -> list[AdapterInfo]:
+        """The adapters that requests may name."""
+        with self._turn:
+            return self._engine.adapters.list()
 
     def stats(self) -> SchedulerStats:
         """Gauges and totals of the engine at this moment."""
@@ -186,8 +236,13 @@ class LLM(PoolingMethods):
         requests = [self._door.read(str(next(self._ids)), item) for item in call.inputs]
         return call.finish(self._complete(requests, [item.text for item in call.inputs]))
 
-    def _read(self, prompt: Prompt, params: SamplingParams) -> EngineRequest:
-        return self._reader.read(str(next(self._ids)), prompt, params)
+    def _read(self, prompt: Prompt, params: SamplingParams, adapter: LoRARequest | None = None) -> EngineRequest:
+        request = self._reader.read(str(next(self._ids)), prompt, params)
+        if adapter is None:
+            return request
+        with self._turn:
+            self._engine.adapters.ensure(adapter.lora_name, adapter.lora_path)
+        return replace(request, adapter=adapter.lora_name)
 
     def _submit(self, request: EngineRequest, prompt: Prompt) -> None:
         with self._turn:
@@ -255,6 +310,18 @@ def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[C
     if not messages or isinstance(messages[0], Mapping):
         return [messages]  # type: ignore[list-item]
     return list(messages)  # type: ignore[arg-type]
+
+
+def _as_adapters(lora_request: Adapters, count: int) -> list[LoRARequest | None]:
+    if lora_request is None or isinstance(lora_request, LoRARequest):
+        return [lora_request] * count
+    if not isinstance(lora_request, Sequence) or not all(isinstance(a, LoRARequest | None) for a in lora_request):
+        raise InvalidRequest("lora_request must be a LoRARequest or a list of them", field="lora_request")
+    if len(lora_request) != count:
+        raise InvalidRequest(
+            f"{len(lora_request)} lora_requests for {count} prompts; give one, or one for each", field="lora_request"
+        )
+    return list(lora_request)
 
 
 def _as_params(sampling_params: Params, count: int) -> list[SamplingParams]:

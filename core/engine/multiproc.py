@@ -23,9 +23,10 @@ from typing import TypeVar
 from octavo.core.backend.opset import OpChoice
 from octavo.core.base.child import ChildProcess, how_it_ended
 from octavo.core.base.config import EngineConfig
-from octavo.core.base.errors import EngineDead, UserError
+from octavo.core.base.errors import CheckpointError, EngineDead, UserError
 from octavo.core.engine import rank_messages as messages
 from octavo.core.engine.messages import Failed, error_of
+from octavo.core.lora.slots import AdapterFacts
 from octavo.core.parallel.meeting import meeting_point
 from octavo.core.parallel.mesh import Place
 from octavo.core.sched.output import ModelRunnerOutput, SchedulerOutput
@@ -86,6 +87,8 @@ class MultiprocExecutor:
         first = loaded[0]
         self.sizes, self.vocab_size = first.sizes, first.vocab_size
         self.kv_groups, self.num_kv_blocks = first.kv_groups, first.num_kv_blocks
+        self.first_adapters = first.first_adapters
+        self._adapter_ids = {facts.adapter_id for facts in self.first_adapters.values()}
         if any(other != first for other in loaded):
             self.close()
             raise EngineDead("the ranks came to different sizes; they need devices and settings that are alike")
@@ -105,6 +108,25 @@ class MultiprocExecutor:
     def op_choices(self) -> tuple[OpChoice, ...]:
         """Rank 0's, which are those of all."""
         return messages.choices_of(_as(messages.OpsReport, self._ask(messages.ReportOps())[0]))
+
+    def load_adapter(self, path: str) -> AdapterFacts:
+        """See Executor: all ranks can use it, or none keeps it."""
+        read = [_as(messages.AdapterRead, answer) for answer in self._ask(messages.LoadAdapter(path))]
+        found = [each.facts for each in read if each.facts is not None]
+        refused = [each.refused for each in read if each.refused is not None]
+        if refused or any(facts != found[0] for facts in found):
+            for adapter_id in {facts.adapter_id for facts in found} - self._adapter_ids:
+                self._ask(messages.ForgetAdapter(adapter_id))
+            if not refused:
+                raise CheckpointError(f"the files of adapter {path} changed while they were read; load it again")
+            raise error_of(refused[0])
+        self._adapter_ids.add(found[0].adapter_id)
+        return found[0]
+
+    def forget_adapter(self, adapter_id: str) -> None:
+        """See Executor."""
+        self._adapter_ids.discard(adapter_id)
+        self._ask(messages.ForgetAdapter(adapter_id))
 
     def watched(self) -> Sequence[int]:
         """See Executor."""

@@ -1,7 +1,7 @@
 """What an engine and its ranks say to each other: tagged msgpack, one message a frame.
 
-    engine ── Begin · Step · ReportOps ──> each rank
-    engine <── Loaded · Stepped · OpsReport · Failed ── each rank
+    engine ── Begin · Step · ReportOps · LoadAdapter · ForgetAdapter ──> each rank
+    engine <── Loaded · Stepped · OpsReport · AdapterRead · AdapterForgotten · Failed ── each rank
 
 Every rank is told the same and answers once. A Step brings what rank 0 drew in the step before: it alone samples, so
 that the ranks can't come to differ by a bit of rounding.
@@ -20,6 +20,7 @@ from octavo.core.backend.opset import OpChoice
 from octavo.core.base.config import EngineConfig
 from octavo.core.engine.messages import Failed
 from octavo.core.engine.resolve import EngineSizes
+from octavo.core.lora.slots import AdapterFacts
 from octavo.core.parallel.mesh import Place
 from octavo.core.sample.logprobs import PositionLogprobs
 from octavo.core.sched.kv_groups import KVGroupSpec
@@ -48,13 +49,26 @@ class ReportOps(Struct, frozen=True, tag=True):
     """Say which implementation runs each op."""
 
 
+class LoadAdapter(Struct, frozen=True, tag=True):
+    """Read a low-rank adapter."""
+
+    path: str
+
+
+class ForgetAdapter(Struct, frozen=True, tag=True):
+    """Drop an adapter that no live request needs."""
+
+    adapter_id: str
+
+
 class Loaded(Struct, frozen=True, tag=True):
-    """The rank is ready, and came to these sizes: the same on all."""
+    """The rank is ready, and came to these sizes and adapters: the same on all."""
 
     sizes: EngineSizes
     vocab_size: int
     kv_groups: tuple[KVGroupSpec, ...]
     num_kv_blocks: int
+    first_adapters: dict[str, AdapterFacts]
 
 
 class Stepped(Struct, frozen=True, tag=True):
@@ -69,8 +83,19 @@ class OpsReport(Struct, frozen=True, tag=True):
     choices: list[tuple[str, msgspec.Raw]]
 
 
-ToRank = Begin | Step | ReportOps
-FromRank = Loaded | Stepped | OpsReport | Failed
+class AdapterRead(Struct, frozen=True, tag=True):
+    """What the rank found in an adapter, or why it can't use it."""
+
+    facts: AdapterFacts | None
+    refused: Failed | None
+
+
+class AdapterForgotten(Struct, frozen=True, tag=True):
+    """The rank has dropped an adapter."""
+
+
+ToRank = Begin | Step | ReportOps | LoadAdapter | ForgetAdapter
+FromRank = Loaded | Stepped | OpsReport | AdapterRead | AdapterForgotten | Failed
 
 
 class _SampledTokens(Struct, frozen=True):

@@ -17,7 +17,7 @@ import sys
 from contextlib import suppress
 
 from octavo.core.base.child import ends_with, receive, send
-from octavo.core.base.errors import OctavoError
+from octavo.core.base.errors import OctavoError, UserError
 from octavo.core.engine import rank_messages as messages
 from octavo.core.engine.loading import open_model
 from octavo.core.engine.messages import failed_of
@@ -60,7 +60,9 @@ def _serve(engine: socket.socket) -> None:
 
 
 def _loaded(worker: Worker) -> messages.Loaded:
-    return messages.Loaded(worker.sizes, worker.vocab_size, worker.kv_groups, worker.num_kv_blocks)
+    return messages.Loaded(
+        worker.sizes, worker.vocab_size, worker.kv_groups, worker.num_kv_blocks, dict(worker.first_adapters)
+    )
 
 
 def _answer(worker: Worker, message: messages.ToRank) -> messages.FromRank:
@@ -70,8 +72,21 @@ def _answer(worker: Worker, message: messages.ToRank) -> messages.FromRank:
             return messages.stepped_of(worker.execute(message.scheduled))
         case messages.ReportOps():
             return messages.report_of(worker.op_choices())
+        case messages.LoadAdapter():
+            return _read_adapter(worker, message.path)
+        case messages.ForgetAdapter():
+            worker.forget_adapter(message.adapter_id)
+            return messages.AdapterForgotten()
         case _:
             raise AssertionError(f"{type(message).__name__} comes once, at first")
+
+
+def _read_adapter(worker: Worker, path: str) -> messages.AdapterRead:
+    """What is wrong with an adapter ends nobody."""
+    try:
+        return messages.AdapterRead(worker.load_adapter(path), None)
+    except UserError as error:
+        return messages.AdapterRead(None, failed_of(error))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,10 @@ from octavo.core.backend.device import DeviceBackend, Program, StepBuffers
 from octavo.core.backend.kv import AttentionMetadata, KVCache
 from octavo.core.backend.opset import OpSet
 from octavo.core.backend.specs import CacheSpec
+from octavo.core.engine.adapter_rows import AdapterRows
 from octavo.core.engine.batch import InputBatch, StepInputs
 from octavo.core.engine.buckets import step_shapes
+from octavo.core.lora.slots import AdapterSlots
 from octavo.core.models.base import Model
 from octavo.core.sched.output import ModelRunnerOutput, NewRequest, SchedulerOutput
 
@@ -66,21 +68,26 @@ class RunnerMemory:
     Attributes:
         token_ids_T, positions_T, logit_rows_T: int64, for the largest step, padding included.
         logits_RV: fp32, for the rows of a usual step.
+        adapter_T: int32, for the largest step; None where the engine serves no adapters.
     """
 
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
     logit_rows_T: torch.Tensor
     logits_RV: torch.Tensor
+    adapter_T: torch.Tensor | None = None
 
     @classmethod
-    def allocate(cls, backend: DeviceBackend, num_tokens: int, num_rows: int, width: int) -> Self:
+    def allocate(
+        cls, backend: DeviceBackend, num_tokens: int, num_rows: int, width: int, *, adapters: bool = False
+    ) -> Self:
         """Buffers for steps of so many tokens, and as many rows of that width as a step usually wants."""
         return cls(
             token_ids_T=backend.empty(num_tokens, dtype=torch.int64),
             positions_T=backend.empty(num_tokens, dtype=torch.int64),
             logit_rows_T=backend.empty(num_tokens, dtype=torch.int64),
             logits_RV=backend.empty(num_rows, width, dtype=torch.float32),
+            adapter_T=backend.empty(num_tokens, dtype=torch.int32) if adapters else None,
         )
 
 
@@ -97,6 +104,7 @@ class ModelRunner:
         max_model_len: tokens of a request.
         block_sizes: per KV group, in tokens.
         second_text_offset: as for InputBatch.
+        adapters: the model's adapter slots.
     """
 
     def __init__(
@@ -112,6 +120,7 @@ class ModelRunner:
         max_model_len: int,
         block_sizes: tuple[int, ...],
         second_text_offset: int = 0,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self._backend = backend
         self._opset = opset
@@ -119,6 +128,7 @@ class ModelRunner:
         self._stage = stage
         self._pool_views = tuple(pool_views)
         self._batch = InputBatch(max_num_seqs, max_model_len, block_sizes, second_text_offset=second_text_offset)
+        self.adapters = AdapterRows(adapters)
         self._block_sizes = block_sizes
         self._memory = memory
         self._copy_pool = [opset.bind("copy_blocks", _copy_spec(view)) for view in self._pool_views]
@@ -129,6 +139,7 @@ class ModelRunner:
             block_sizes=block_sizes,
         )
         self._programs: dict[tuple[int, int] | None, Program] = {}
+        self._generation = self.adapters.generation
         if self._shapes.are_dynamic:
             self._programs[None] = backend.compile(model.forward, None, None)
 
@@ -143,6 +154,7 @@ class ModelRunner:
         buffers = self._fill(self._shapes.pad(inputs), wanted.token_rows)
         self._program_for(buffers).run(buffers)
         result = self._stage.finish(wanted.work, buffers.logits_RV[: len(wanted.token_rows)])
+        result = self.adapters.result(result)
         for request_id, sampled in result.sampled.items():
             self._batch.append_tokens(request_id, sampled.token_ids)
         return result
@@ -153,14 +165,19 @@ class ModelRunner:
             self._batch.append_tokens(request_id, token_ids)
 
     def _program_for(self, buffers: StepBuffers) -> Program:
-        """The program of any shape, or the one of these buffers' shape, compiled when it first comes up."""
-        if self._shapes.are_dynamic:
-            return self._programs[None]
-        num_tokens, num_rows = len(buffers.token_ids_T), len(buffers.logit_rows_R)
-        if (num_tokens, num_rows) not in self._programs:
-            program = self._backend.compile(self._model.forward, num_tokens, buffers)
-            self._programs[num_tokens, num_rows] = program
-        return self._programs[num_tokens, num_rows]
+        """The program of any shape, or the one of these buffers' shape, compiled when it first comes up.
+
+        All are made anew once an adapter has brought layers that no adapter had before: they would not run them.
+        """
+        if self._generation != self.adapters.generation:
+            self._generation = self.adapters.generation
+            self._programs.clear()
+        is_dynamic = self._shapes.are_dynamic
+        shape = None if is_dynamic else (len(buffers.token_ids_T), len(buffers.logit_rows_R))
+        if shape not in self._programs:
+            example = (None, None) if shape is None else (shape[0], buffers)
+            self._programs[shape] = self._backend.compile(self._model.forward, *example)
+        return self._programs[shape]
 
     # -- the scheduler's differences --------------------------------------------------------------------------
 
@@ -168,8 +185,9 @@ class ModelRunner:
         for request_id in (*scheduled.finished_request_ids, *scheduled.preempted_request_ids):
             self._batch.remove(request_id)
             self._stage.remove(request_id)
+        self.adapters.leave((*scheduled.finished_request_ids, *scheduled.preempted_request_ids))
         for new in scheduled.new_requests:
-            self._batch.add(new)
+            self._batch.add(new, self.adapters.enter(new))
             self._stage.add(new)
         for running in scheduled.running:
             self._batch.advance(running)
@@ -212,7 +230,14 @@ class ModelRunner:
             plans=plans,
             logit_rows_R=to_device(torch.tensor(padded_rows, dtype=torch.int64), out=memory.logit_rows_T),
             logits_RV=self._logits_for(num_rows),
+            adapter_T=self._adapters_of(inputs),
         )
+
+    def _adapters_of(self, inputs: StepInputs) -> torch.Tensor | None:
+        """Each token's adapter slot, for a model that was built with adapters."""
+        if self._memory.adapter_T is None or inputs.adapter_T is None:
+            return None
+        return self._backend.from_host(torch.from_numpy(inputs.adapter_T), out=self._memory.adapter_T)
 
     def _logits_for(self, num_rows: int) -> torch.Tensor:
         """Room for the step's rows. Only a step that scores prompts can need more than the persistent ones."""

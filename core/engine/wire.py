@@ -27,6 +27,7 @@ class EngineRequest:
         priority: lower runs earlier, under the policy "priority".
         cache_salt: only requests of one salt share cached blocks.
         pooling: a vector is wanted; params then generates nothing.
+        adapter: name of the low-rank adapter that it runs with; None: the base model.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class EngineRequest:
     priority: int = 0
     cache_salt: str | None = None
     pooling: PoolingJob | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@
       backend chosen and made, ops bound        BackendRegistry, OpSet
       group formed, where it is one of several  backend.communicator
       model built, weights streamed in          build_model, load_weights
+      adapters of the start read in             AdapterSlots
       the runner's buffers allocated            RunnerMemory
       pools allocated from what is really free  kv_blocks_for
       runner made                               ModelRunner
@@ -25,6 +26,7 @@ from octavo.core.backend.opset import OpChoice, OpSet
 from octavo.core.backend.registry import BackendInfo, BackendRegistry, load_layer_overrides
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import BackendUnavailable
+from octavo.core.engine.adapter_setup import make_slots
 from octavo.core.engine.buckets import padded_tokens
 from octavo.core.engine.follower_stage import FollowerStage
 from octavo.core.engine.pooling_setup import (
@@ -44,6 +46,7 @@ from octavo.core.layers.kv_groups import KVGroup, group_layers, layer_places, nu
 from octavo.core.layers.overrides import replaced_layers
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.load.stream import load_weights
+from octavo.core.lora.slots import AdapterFacts, AdapterSlots
 from octavo.core.models.base import Model
 from octavo.core.models.registry import build_model, read_config
 from octavo.core.parallel.mesh import Place
@@ -71,6 +74,7 @@ class Worker:
         sizes: what the config left open is filled in.
         vocab_size: width of the logits.
         kv_groups, num_kv_blocks: what the scheduler has to know of the KV cache.
+        first_adapters: what was found in each of config.lora_modules, by name.
 
     Raises:
         UserError: the backend, the checkpoint or the budget is at fault; nothing is left behind.
@@ -108,8 +112,11 @@ class Worker:
         )  # fmt: skip
         check_weights_fit(part_bytes, sizes, backend.memory_info().free_bytes)
         self._comm = backend.communicator(self._place.rank, self._place.size, self._place.address)
+        self._adapters = make_slots(
+            config, sizes, backend, self._opset, max_tokens=_step_tokens(backend, sizes), num_ranks=self._place.size
+        )
         self._model = _build(
-            checkpoint, formats, sizes, backend, self._opset, layer_overrides, self._comm, config,
+            checkpoint, formats, sizes, backend, self._opset, layer_overrides, self._comm, config, self._adapters,
             has_head=pooler is None,
         )  # fmt: skip
         stage: OutputStage
@@ -121,7 +128,14 @@ class Worker:
             stage = self._load_vectors(config, checkpoint, sizes, pooler)
             rows = num_rows(sizes, pooler, _step_tokens(backend, sizes))
         self.vocab_size = facts.vocab_size if sizes.gives_vectors else self._model.vocab_size
-        memory = RunnerMemory.allocate(backend, _step_tokens(backend, sizes), rows, self._model.vocab_size)
+        self.first_adapters = {name: self.load_adapter(path) for name, path in config.lora_modules.items()}
+        memory = RunnerMemory.allocate(
+            backend,
+            _step_tokens(backend, sizes),
+            rows,
+            self._model.vocab_size,
+            adapters=self._adapters is not None,
+        )
         pool_views = self._allocate_kv(config, sizes)
         self._runner = ModelRunner(
             model=self._model,
@@ -134,6 +148,7 @@ class Worker:
             max_model_len=self.sizes.max_model_len,
             block_sizes=tuple(group.block_size for group in self.kv_groups),
             second_text_offset=table_offset(sizes, facts),
+            adapters=self._adapters,
         )
         self._opset.verify()
 
@@ -173,6 +188,15 @@ class Worker:
         """Run one step."""
         return self._runner.execute(scheduled)
 
+    def load_adapter(self, path: str) -> AdapterFacts:
+        """See Executor."""
+        assert self._adapters is not None  # the engine asks only where it serves adapters
+        return self._adapters.load(path)
+
+    def forget_adapter(self, adapter_id: str) -> None:
+        """See Executor."""
+        self._runner.adapters.forget(adapter_id)
+
     def take_drawn(self, drawn: Mapping[str, Sequence[int]]) -> None:
         """Learn, before the next step, what rank 0 drew in the last one; rank 0 knows."""
         if self._place.rank != 0:
@@ -191,7 +215,7 @@ class Worker:
 
     def close(self) -> None:
         """Release the model, the pools and the backend. Idempotent."""
-        for name in ("_runner", "_model", "_opset"):
+        for name in ("_runner", "_model", "_adapters", "_opset"):
             self.__dict__.pop(name, None)  # their tensors go before the backend that made them
         if (comm := self.__dict__.pop("_comm", None)) is not None:
             comm.close()
@@ -244,6 +268,7 @@ def _build(
     layer_overrides: Mapping[str, type],
     comm: Communicator,
     config: EngineConfig,
+    adapters: AdapterSlots | None,
     *,
     has_head: bool,
 ) -> Model:
@@ -261,6 +286,7 @@ def _build(
         shard=Shard.of(comm),
         expert_parallel=config.expert_parallel,
         has_head=has_head,
+        adapters=adapters,
     )
 
 

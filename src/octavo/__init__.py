@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from octavo.core.base.config import EngineConfig
     from octavo.core.base.errors import OctavoError, UserError
+    from octavo.core.base.lora import LoRARequest
     from octavo.core.base.params import FinishReason, SamplingParams
     from octavo.core.base.pooling import PoolingParams
     from octavo.core.engine.async_engine import AsyncEngine
@@ -27,6 +28,7 @@ __all__ = [
     "CompletionOutput",
     "EngineConfig",
     "FinishReason",
+    "LoRARequest",
     "OctavoError",
     "PoolingParams",
     "PoolingRequestOutput",
@@ -42,6 +44,7 @@ _HOMES = {
     "CompletionOutput": "octavo.core.engine.outputs",
     "EngineConfig": "octavo.core.base.config",
     "FinishReason": "octavo.core.base.params",
+    "LoRARequest": "octavo.core.base.lora",
     "OctavoError": "octavo.core.base.errors",
     "PoolingParams": "octavo.core.base.pooling",
     "PoolingRequestOutput": "octavo.core.engine.pooling_outputs",

@@ -55,7 +55,7 @@ def test_no_parameters_mean_the_defaults(scripted: LLM) -> None:
 
 def test_signatures_are_those_of_vllm() -> None:
     """A script that passes `sampling_params` by name changes one import."""
-    assert list(inspect.signature(LLM.generate).parameters)[1:] == ["prompts", "sampling_params"]
+    assert list(inspect.signature(LLM.generate).parameters)[1:] == ["prompts", "sampling_params", "lora_request"]
     assert list(inspect.signature(LLM.chat).parameters)[1:3] == ["messages", "sampling_params"]
     for name in ("request_id", "prompt", "prompt_token_ids", "prompt_logprobs", "outputs", "finished"):
         assert name in RequestOutput.__dataclass_fields__
