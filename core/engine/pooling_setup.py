@@ -26,7 +26,7 @@ from octavo.core.sched.kv_groups import KVGroupSpec
 logger = logging.getLogger(__name__)
 
 STACK_PREFIX = "model."
-"""Of the tensors of a decoder's stack, in files that hold its head too; files of the stack alone leave it out."""
+"""Of a decoder's tensors, in files that hold its head too; files of the stack alone leave it out."""
 
 
 def pooling_sizes(
@@ -107,10 +107,18 @@ def load_vectors_model(
 
 
 def _as_stored(checkpoint: Checkpoint, targets: Mapping[str, WeightTarget]) -> Mapping[str, WeightTarget]:
-    """The targets under the names in the file, which is of the stack alone when none of its names has the prefix."""
-    if any(name.startswith(STACK_PREFIX) for name in checkpoint.names()):
+    """The targets under the names in the file: of the stack alone, or of a whole model that the config does not tell.
+
+    The first target is the word embedding's, which every file has; what its name has before it all others have too.
+    """
+    names = checkpoint.names()
+    first = next(iter(targets))
+    bare = first.removeprefix(STACK_PREFIX)
+    found = [name for name in names if name == bare or name.endswith(f".{bare}")]
+    if first in names or len(found) != 1:
         return targets
-    return {name.removeprefix(STACK_PREFIX): target for name, target in targets.items()}
+    prefix = found[0].removesuffix(bare)
+    return {prefix + name.removeprefix(STACK_PREFIX): target for name, target in targets.items()}
 
 
 def _of_other_heads(checkpoint: Checkpoint, targets: Mapping[str, WeightTarget]) -> set[str]:

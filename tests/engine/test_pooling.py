@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from octavo.backends.cpu.device import CpuBackend
@@ -207,6 +208,19 @@ def test_any_decoder_by_the_users_word(tmp_path: Path) -> None:
         for text, output in zip(texts, llm.embed(texts), strict=True):
             rows = model.model(torch.tensor([text])).last_hidden_state[0]  # type: ignore[operator,union-attr]
             close(output.outputs.embedding, unit(rows[-1]))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "family"), [("bert.", "bert"), ("model.", "llama"), ("language_model.model.", "llama")]
+)
+def test_files_of_a_whole_model_under_a_bare_name(prefix: str, family: str, tmp_path: Path) -> None:
+    model = tiny_encoders.make_encoder(family) if family == "bert" else tiny_encoders.make_stack(family)
+    write_modules(save(model, tmp_path), flags("mean", WIDTH))
+    weights = {prefix + name: value for name, value in load_file(tmp_path / "model.safetensors").items()}
+    save_file(weights | {"lm_head.weight": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
+    text = texts_of(model)[0]
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        close(llm.embed(text)[0].outputs.embedding, unit(tiny_encoders.rows_of(model, text).mean(0)))
 
 
 def test_bare_stacks_need_a_word(tmp_path: Path) -> None:

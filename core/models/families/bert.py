@@ -28,6 +28,7 @@ _INERT = {
     "gradient_checkpointing": "training only",
     "tie_word_embeddings": "of a head that is not used",
     "directionality": "a note",
+    "output_past": "another runtime's cache",
 }
 _POOLER_FIELDS = ("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
 """Of a pooler that no published encoder has; written into multilingual BERT's config all the same."""
