@@ -1,4 +1,4 @@
-"""An encoder on the GPU backends, interpreted: bidirectional attention over K and V in one piece, padded whole texts."""
+"""An encoder on the GPU backends, interpreted: attention in both directions over K and V in one piece, whole texts."""
 
 from __future__ import annotations
 
