@@ -113,9 +113,13 @@ class OpSet:
 
         return call
 
-    def has_own(self, op: str, spec: OpSpec) -> bool:
-        """Whether the backend itself runs `op` at `spec`. Binds nothing; raises as `bind` does."""
-        return self._resolve(op, spec).implementation == "own"
+    def keeps_codes(self, spec: GemmSpec | GroupedGemmSpec) -> bool:
+        """Whether the backend's own product, alone or within a composite, multiplies the codes of a quantised weight.
+
+        Where it does not, a weight of this spec would be held dequantised. Binds nothing; raises as `bind` does.
+        """
+        own = self._own_product("gemm" if isinstance(spec, GemmSpec) else "grouped_gemm", spec)
+        return own is not None and own.scheme is not None
 
     def prepare_weight(self, spec: GemmSpec | GroupedGemmSpec) -> PackedWeight:
         """Allocate the weight of a product, in the form of whoever runs its gemm. It serves `embed` as well."""

@@ -1,8 +1,10 @@
 """How many bytes a model's weights take on a device, quantised ones included; the engine's start and `octavo plan` ask.
 
-plain, by the config                     elements in the storage dtype
-quantised, and the backend multiplies it codes in their bits, fp32 scales (and offsets) per row and group
-quantised, and the backend does not      dequantised, elements in what the backend computes in
+    plain                                         elements in the storage dtype
+    quantised, where the backend multiplies it    codes in their bits, fp32 scales (and offsets) per row and group
+    quantised, where it does not                  dequantised, as plain
+
+Scales are counted as GPUs lay them, whatever shares them in the file.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from octavo.core.backend.opset import OpSet
 from octavo.core.backend.quant import MXFP4_GROUP, QuantFormat, QuantScheme
 from octavo.core.backend.specs import GemmSpec, WeightSpec
+from octavo.core.layers.stored import multiplied_scheme
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.load.weight_bytes import weight_bytes
 from octavo.core.quant.formats import WeightFormats
@@ -67,15 +70,11 @@ def _size_of(
     """What tells the bytes of a tensor of two axes or more."""
 
     def size_of(name: str, shape: tuple[int, ...]) -> float:
-        elements = math.prod(shape)
         scheme = formats.linear([name.removesuffix(".weight")]).scheme if name.endswith(".weight") else None
-        if scheme is None or len(shape) != 2:
-            return elements * dtype.itemsize
-        plain = QuantScheme(scheme.format, scheme.group_size, scheme.symmetric, block_rows=scheme.block_rows)
-        for asked in {scheme, plain}:
-            weight = WeightSpec(shape[0], shape[1], dtype, asked)
-            if opset.has_own("gemm", GemmSpec(weight, activation_dtype, activation_dtype)):
+        if scheme is not None and len(shape) == 2:
+            product = GemmSpec(WeightSpec(shape[0], shape[1], dtype), activation_dtype, activation_dtype)
+            if multiplied_scheme(opset, product, scheme) is not None:
                 return packed_bytes(scheme, shape[0], shape[1])
-        return elements * activation_dtype.itemsize
+        return math.prod(shape) * dtype.itemsize
 
     return size_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from octavo.core.backend.specs import GemmSpec, OpSpec
 from octavo.core.layers.workspace import Workspace
 from octavo.core.lora.slots import AdapterSlots
 from octavo.core.parallel.shard import Shard
-from octavo.core.quant.formats import PLAIN, LinearFormat, WeightFormats
+from octavo.core.quant.formats import PLAIN, WeightFormats
 
 Layer = TypeVar("Layer")
 
@@ -52,26 +52,6 @@ class LayerContext:
     def layer(self, core: type[Layer]) -> type[Layer]:
         """The class to build where the core's would be: the backend's replacement, or the core's own."""
         return self.overrides.get(core.__name__, core)
-
-    def stored(self, spec: GemmSpec, names: Sequence[str]) -> tuple[GemmSpec, LinearFormat]:
-        """A product's spec with its weight as the checkpoint stores it, and that format.
-
-        Activations are quantised where the backend has a product for it; elsewhere they keep their precision, since
-        the reference would gain nothing by losing it.
-
-        Args:
-            spec: with a plain weight.
-            names: of the checkpoint layers that the weight stacks.
-        """
-        stored = self.formats.linear(names)
-        if stored.scheme is None:
-            return spec, stored
-        scheme = stored.scheme
-        asked = replace(spec, weight=replace(spec.weight, scheme=scheme))
-        if scheme.activation is not None and not self.opset.has_own("gemm", asked):
-            plain = replace(scheme, activation=None, activation_group_size=0)
-            asked = replace(spec, weight=replace(spec.weight, scheme=plain))
-        return asked, stored
 
     def bind(
         self, core: type, layer: object, op: str, spec: OpSpec, *, product: GemmSpec | None = None

@@ -10,17 +10,20 @@ without storage, by the very rules that cut and place the real ones; where it do
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
+from octavo.core.backend.opset import OpSet
 from octavo.core.backend.quant import QuantizedTensor, QuantScheme
-from octavo.core.backend.specs import GemmSpec, WeightSpec
+from octavo.core.backend.specs import GemmSpec, GroupedGemmSpec, WeightSpec
 from octavo.core.layers.context import LayerContext
 from octavo.core.parallel.mesh import Range
 from octavo.core.quant.formats import LinearFormat
 
 Piece = torch.Tensor | QuantizedTensor
+Product = TypeVar("Product", GemmSpec, GroupedGemmSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +53,36 @@ class PartCut:
         return self.columns != (0, self.shape[1])
 
 
-def stored_product(context: LayerContext, plain: GemmSpec, cuts: Sequence[PartCut]) -> tuple[GemmSpec, LinearFormat]:
-    """A product's spec with its weight as stored, or the plain one where this rank's pieces can't be cut from codes.
+def stored_product(context: LayerContext, plain: Product, cuts: Sequence[PartCut]) -> tuple[Product, LinearFormat]:
+    """A product's spec with its weight as stored; the plain one where nothing else can be multiplied, cut and placed.
 
     Args:
         context: the model's.
         plain: the product with a plain weight of this rank's size.
         cuts: the layers that the weight stacks, in the order of their rows.
     """
-    spec, stored = context.stored(plain, [cut.name for cut in cuts])
-    if spec.weight.scheme is None or can_be_placed(spec.weight, stored, cuts):
-        return spec, stored
-    return plain, stored.as_plain()
+    stored = context.formats.linear([cut.name for cut in cuts])
+    scheme = None if stored.scheme is None else multiplied_scheme(context.opset, plain, stored.scheme)
+    if scheme is None:
+        return plain, stored.as_plain()
+    spec = _with_scheme(plain, scheme)
+    return (spec, stored) if can_be_placed(spec.weight, stored, cuts) else (plain, stored.as_plain())
+
+
+def multiplied_scheme(opset: OpSet, plain: Product, scheme: QuantScheme) -> QuantScheme | None:
+    """The scheme in which the backend multiplies such a weight: as it is, with float activations, or None: in none.
+
+    A backend without a product for the codes gets the weight dequantised, in the storage dtype of plain weights; and
+    where it has none for quantised activations these keep their precision, since nothing is gained by losing it.
+    """
+    for asked in (scheme, replace(scheme, activation=None, activation_group_size=0)):
+        if opset.keeps_codes(_with_scheme(plain, asked)):
+            return asked
+    return None
+
+
+def _with_scheme(plain: Product, scheme: QuantScheme) -> Product:
+    return replace(plain, weight=replace(plain.weight, scheme=scheme))
 
 
 def can_be_placed(weight: WeightSpec, stored: LinearFormat, cuts: Sequence[PartCut]) -> bool:

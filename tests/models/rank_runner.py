@@ -19,6 +19,7 @@ class RankRunner:
     Args:
         checkpoint: opened; each rank takes its part of it.
         size: ranks.
+        make_backend: gives each rank its device.
         options: of `load_model`.
 
     Attributes:
@@ -26,11 +27,18 @@ class RankRunner:
         runners: one per rank.
     """
 
-    def __init__(self, checkpoint: Checkpoint, size: int, **options: Any) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        size: int,
+        *,
+        make_backend: Callable[[], ReferenceBackend] = ReferenceBackend,
+        **options: Any,
+    ) -> None:
         self.group = ThreadGroup(size)
 
         def load(rank: int) -> StepRunner:
-            backend = ReferenceBackend()
+            backend = make_backend()
             model, opset = load_model(checkpoint, backend, shard=Shard.of(self.group.comms[rank]), **options)
             return StepRunner(model, backend, opset)
 

@@ -104,7 +104,7 @@ class _Multiplies:
     def __init__(self, has_products: bool) -> None:
         self._has_products = has_products
 
-    def has_own(self, op: str, spec: Any) -> bool:
+    def keeps_codes(self, spec: Any) -> bool:
         return self._has_products and spec.weight.scheme is not None
 
 
@@ -114,7 +114,7 @@ def test_bytes_of_a_model(has_products: bool, tmp_path: Path) -> None:
     tensors = load_file(plain / "model.safetensors")
     layers = {name for name, tensor in tensors.items() if tiny_checkpoints.is_linear(name, tensor)}
     codes = sum(tensors[name].numel() + tensors[name].shape[0] * 4 for name in layers)
-    dequantised = sum(tensors[name].numel() * 4 for name in layers)
+    dequantised = sum(tensors[name].numel() * 2 for name in layers)
     others = sum(
         tensor.numel() * (4 if tensor.dim() == 1 else 2) for name, tensor in tensors.items() if name not in layers
     )
@@ -133,7 +133,7 @@ def test_a_plan_names_what_is_quantised(awq: Path) -> None:
 
 
 def test_a_plan_is_of_what_the_engine_holds(awq: Path) -> None:
-    """A device without products for codes holds them dequantised, in what it computes in."""
+    """A device without products for codes holds them dequantised, in the storage dtype."""
     checkpoint, formats = open_directory(awq)
     opset = OpSet(ReferenceBackend())
     found = model_bytes(checkpoint, formats, opset, dtype=torch.float32, activation_dtype=torch.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.backends.cpu.device import CpuBackend
-from octavo.core.backend import BackendConfig
+from octavo.core.backend import BackendConfig, PackedWeight, QuantScheme, ReferenceOps, Unsupported, WeightSpec
 from octavo.core.base.errors import CheckpointError
 from octavo.core.quant.onload import KINDS
 from tests.fakes import tiny_models
@@ -34,9 +34,40 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["reference", "cpu"])
+class KeepsCodes(ReferenceOps):
+    """A device that packs every scheme itself, and multiplies float activations by it."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.schemes: set[QuantScheme] = set()
+
+    def supports(self, op: str, spec: Any) -> Unsupported | None:
+        if getattr(getattr(spec, "weight", None), "scheme", None) is not None and spec.weight.scheme.activation:
+            return Unsupported("activations stay float")
+        return None
+
+    def prepare_weight(self, spec: WeightSpec) -> PackedWeight:
+        if spec.scheme is not None:
+            self.schemes.add(spec.scheme)
+        return super().prepare_weight(spec)
+
+
+def code_backend() -> ReferenceBackend:
+    made = ReferenceBackend()
+    made.ops = KeepsCodes()
+    return made
+
+
+BACKENDS: dict[str, Callable[[], Any]] = {
+    "codes": code_backend,
+    "dequantised": ReferenceBackend,
+    "cpu": lambda: CpuBackend(BackendConfig(num_threads=2)),
+}
+
+
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
-    made = ReferenceBackend() if request.param == "reference" else CpuBackend(BackendConfig(num_threads=2))
+    made = BACKENDS[request.param]()
     yield made
     made.close()
 
@@ -117,14 +148,17 @@ def test_llama(case: str, backend: Any, tmp_path: Path) -> None:
     pack, config = CASES[case]
     path = tiny_checkpoints.write(tiny_models.make_llama(**LLAMA), tmp_path, pack, config)
     check(run(path, backend), float_model(tmp_path))
+    if isinstance(backend.ops, KeepsCodes):
+        assert bool(backend.ops.schemes) == (case != "nf4")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_llama_over_two_ranks(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make_backend", [code_backend, ReferenceBackend])
+def test_llama_over_two_ranks(case: str, make_backend: Callable[[], ReferenceBackend], tmp_path: Path) -> None:
     pack, config = CASES[case]
     path = tiny_checkpoints.write(tiny_models.make_llama(**LLAMA), tmp_path, pack, config)
     checkpoint, formats = open_directory(path)
-    runner = RankRunner(checkpoint, 2, formats=formats)
+    runner = RankRunner(checkpoint, 2, make_backend=make_backend, formats=formats)
     try:
         check(runner, float_model(tmp_path))
     finally:
@@ -182,7 +216,8 @@ def test_a_fused_layer_that_is_half_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_mxfp4_experts_of_gpt_oss(ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make_backend", [code_backend, ReferenceBackend])
+def test_mxfp4_experts_of_gpt_oss(ranks: int, make_backend: Callable[[], ReferenceBackend], tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 97}
     plain = tiny_models.save(FAMILIES["gpt_oss"].make(**sizes), tmp_path / "plain")
     tensors = load_file(plain / "model.safetensors")
@@ -199,9 +234,9 @@ def test_mxfp4_experts_of_gpt_oss(ranks: int, tmp_path: Path) -> None:
     path = tiny_checkpoints.write_beside(plain, tmp_path / "quantised", stored, {"quant_method": "mxfp4"})
     checkpoint, formats = open_directory(path)
     if ranks == 1:
-        check(run(path, ReferenceBackend()), float_model(tmp_path))
+        check(run(path, make_backend()), float_model(tmp_path))
         return
-    runner = RankRunner(checkpoint, ranks, formats=formats)
+    runner = RankRunner(checkpoint, ranks, make_backend=make_backend, formats=formats)
     try:
         check(runner, float_model(tmp_path))
     finally:

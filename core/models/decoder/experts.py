@@ -20,7 +20,7 @@ import torch
 
 from octavo.core.backend.ops import PackedWeight
 from octavo.core.backend.quant import QuantizedTensor
-from octavo.core.backend.specs import GemmSpec, GroupedGemmSpec, RowSpec, WeightSpec
+from octavo.core.backend.specs import GroupedGemmSpec, RowSpec, WeightSpec
 from octavo.core.layers.context import LayerContext
 from octavo.core.layers.stored import PartCut, Piece, columns_of, rows_of, stored_product
 from octavo.core.load.stream import WeightTarget
@@ -89,33 +89,26 @@ class Experts:
     def _product(self, rows: int, columns: int, *, gated: bool, parts: tuple[str, ...]):  # type: ignore[no-untyped-def]
         """The grouped product of E weights [rows, columns], and the weights."""
         context = self._context
-        plain = GemmSpec(
+        experts = range(*self.kept)
+        plain = GroupedGemmSpec(
             weight=WeightSpec(rows, columns, context.dtype, gated=gated),
+            num_experts=len(experts),
             x_dtype=context.activation_dtype,
             out_dtype=context.activation_dtype,
             gate=self._config.gate_function if gated else None,
         )
-        experts = range(*self.kept)
-        weight = self._stored_weight(plain, parts)
-        spec = GroupedGemmSpec(
-            weight=weight,
-            num_experts=len(experts),
-            x_dtype=plain.x_dtype,
-            out_dtype=plain.out_dtype,
-            gate=plain.gate,
-        )
+        spec = self._stored(plain, parts)
         weights = [context.opset.prepare_weight(spec) for _ in experts]
         return context.bind(Experts, self, "grouped_gemm", spec), weights
 
-    def _stored_weight(self, plain: GemmSpec, parts: tuple[str, ...]) -> WeightSpec:
-        """How all experts' weights are kept: as they are stored, where that is alike and can be cut and placed so."""
-        specs: set[WeightSpec] = set()
+    def _stored(self, plain: GroupedGemmSpec, parts: tuple[str, ...]) -> GroupedGemmSpec:
+        """The product with all experts' weights as they are stored, where that is alike and can be placed so."""
+        specs: set[GroupedGemmSpec] = set()
         for expert in range(*self.kept):
-            cuts = self._cuts(expert, parts)
-            spec, stored = stored_product(self._context, plain, cuts)
-            specs.add(spec.weight if stored.input_order is None else plain.weight)
-        kept = specs.pop() if len(specs) == 1 else plain.weight
-        if kept.scheme is None:
+            spec, stored = stored_product(self._context, plain, self._cuts(expert, parts))
+            specs.add(spec if stored.input_order is None else plain)
+        kept = specs.pop() if len(specs) == 1 else plain
+        if kept.weight.scheme is None:
             self._plain_parts.add(parts)
         return kept
 
