@@ -99,7 +99,7 @@ async def _serve(config: EngineConfig, server: ServeConfig, listener: socket.soc
     name = server.served_model_name or config.model
     engine = AsyncEngine(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)})
     try:
-        app = await _or_signal(_start(engine, name), signals)
+        app = await _or_signal(_start(engine, name, server), signals)
         if app is None:
             sys.stderr.write("octavo: ended before the model was loaded\n")
             return INTERRUPTED
@@ -111,7 +111,7 @@ async def _serve(config: EngineConfig, server: ServeConfig, listener: socket.soc
     return 0
 
 
-async def _start(engine: AsyncEngine, name: str) -> FastAPI:
+async def _start(engine: AsyncEngine, name: str, server: ServeConfig) -> FastAPI:
     """Import the app while the engine loads."""
     starting = asyncio.create_task(engine.start())
     try:
@@ -120,10 +120,10 @@ async def _start(engine: AsyncEngine, name: str) -> FastAPI:
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-    return create_app(engine, name, __version__)
+    return create_app(engine, [name], __version__, server)
 
 
-def _import_app() -> Callable[[AsyncEngine, str, str], FastAPI]:
+def _import_app() -> Callable[..., FastAPI]:
     from octavo.core.serve.api import create_app
 
     return create_app

@@ -69,7 +69,7 @@ class Server:
 
     async def _serve(self) -> None:
         async with self.engine as engine:
-            config = uvicorn.Config(create_app(engine, "tiny", "0"), log_level="warning", access_log=False)
+            config = uvicorn.Config(create_app(engine, ["tiny"], "0"), log_level="warning", access_log=False)
             self._web = uvicorn.Server(config)
             await self._web.serve(sockets=[self._listener])
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.engine.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -34,18 +33,19 @@ from octavo.core.serve.pooling_schema import (
     RerankRequest,
     ScoreRequest,
 )
+from octavo.core.serve.serving import Serving
 from octavo.core.serve.streams import ClientGone, unless_gone
 
 Json = dict[str, Any]
-Check = Callable[[PoolingRequest], None]
 
 
-def install(app: FastAPI, engine: AsyncEngine, served_name: str, check: Check) -> None:
-    """Add the routes to an app.
+def install(app: FastAPI, serving: Serving) -> None:
+    """Add the routes to an app."""
+    engine = serving.engine
 
-    Args:
-        check: raises when a body names another model, or asks for what this version can't do.
-    """
+    def check(body: PoolingRequest) -> None:
+        serving.check_model(body.model)
+        body.refuse_unsupported()
 
     @app.post("/v1/embeddings")
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
@@ -59,28 +59,28 @@ def install(app: FastAPI, engine: AsyncEngine, served_name: str, check: Check) -
             priority=body.priority,
         )
         as_base64 = body.encoding_format == "base64"
-        return await _answer(request, body, work, lambda outputs: _embeddings(outputs, served_name, as_base64))
+        return await _answer(request, body, work, lambda outputs: _embeddings(outputs, body.model, as_base64))
 
     @app.post("/v1/classify")
     async def classify(body: ClassifyRequest, request: Request) -> Response:
         """The labels' probabilities for each input."""
         check(body)
         work = engine.classify(body.input, use_activation=body.use_activation, priority=body.priority)
-        return await _answer(request, body, work, lambda outputs: _classes(outputs, served_name))
+        return await _answer(request, body, work, lambda outputs: _classes(outputs, body.model))
 
     @app.post("/v1/score")
     async def score(body: ScoreRequest, request: Request) -> Response:
         """One score for each pair of texts."""
         check(body)
         work = engine.score(body.text_1, body.text_2, use_activation=body.use_activation, priority=body.priority)
-        return await _answer(request, body, work, lambda outputs: _scores(outputs, served_name))
+        return await _answer(request, body, work, lambda outputs: _scores(outputs, body.model))
 
     @app.post("/v1/rerank")
     async def rerank(body: RerankRequest, request: Request) -> Response:
         """The documents, best first."""
         check(body)
         work = engine.score(body.query, body.documents, use_activation=body.use_activation, priority=body.priority)
-        return await _answer(request, body, work, lambda outputs: _ranking(outputs, served_name, body))
+        return await _answer(request, body, work, lambda outputs: _ranking(outputs, body.model, body))
 
 
 async def _answer(

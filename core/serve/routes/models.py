@@ -1,0 +1,29 @@
+"""GET /v1/models: what may be asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Response
+
+from octavo.core.serve.failures import json_response
+from octavo.core.serve.serving import Serving
+
+
+def install(app: FastAPI, serving: Serving) -> None:
+    """Add the routes to an app."""
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        """The model under each of its names."""
+        return json_response({"object": "list", "data": [_card(serving, name) for name in serving.names]})
+
+
+def _card(serving: Serving, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": serving.started,
+        "owned_by": "octavo",
+        "max_model_len": serving.engine.max_model_len,
+    }

@@ -1,0 +1,36 @@
+"""What every route needs: the engine, the names it is served under, and the server's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.core.base.config import ServeConfig
+from octavo.core.base.errors import ModelNotFound
+from octavo.core.engine.async_engine import AsyncEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """One started engine as the API shows it. Routes read it; nobody writes to it.
+
+    Attributes:
+        engine: started.
+        names: of the model; replies are signed with the one that the request asked for.
+        settings: limits and keys.
+        version: Octavo's.
+        started: Unix time of the start, in seconds.
+    """
+
+    engine: AsyncEngine
+    names: Sequence[str]
+    settings: ServeConfig
+    version: str
+    started: int
+
+    def check_model(self, name: str) -> None:
+        """Raise ModelNotFound for a name that is not served."""
+        if name not in self.names:
+            raise ModelNotFound(
+                f"model {name[:100]!r} is not served here; ask for {' or '.join(map(repr, self.names))}", field="model"
+            )
