@@ -44,11 +44,17 @@ class AdapterWorld:
 
     def sequence(self, name: str, lora: Lora | None) -> None:
         """Open a sequence that runs with an adapter, or with the base model."""
-        self._merged[name] = self.base
-        if lora is not None:
-            facts = self.slots.load(str(lora.save(self._folder / name)))
-            self.runner.slot_of[name] = self.slots.acquire(facts.adapter_id)
-            self._merged[name] = lora.merged(self.base)
+        if lora is None:
+            self._merged[name] = self.base
+        else:
+            self.open(name, lora, lora.merged(self.base))
+
+    def open(self, name: str, lora: Lora, merged: torch.nn.Module) -> None:
+        """Open a sequence that runs with an adapter; `merged` is what it must equal."""
+        facts = self.slots.load(str(lora.save(self._folder / name)))
+        assert self.runner.slot_of is not None
+        self.runner.slot_of[name] = self.slots.acquire(facts.adapter_id)
+        self._merged[name] = merged
 
     def error(self, name: str, logits_TV: torch.Tensor, token_ids: Sequence[int]) -> float:
         """How far logits at the last positions of a prompt are from Hugging Face's."""

@@ -7,6 +7,7 @@
     sorted rows [N, M] ─ grouped [gate; up] (+ bias) ─ act ─ grouped down (+ bias) ─► [N, M]
 
 Over ranks either every expert's inner width is split or whole experts are shared out; results are summands both ways.
+Adapters add to both products; those of a stacked checkpoint have its experts' names as if each had tensors of its own.
 
 Shape letters: M hidden, E experts, I inner width, N rows of work.
 """
@@ -24,7 +25,11 @@ from octavo.core.backend.specs import GroupedGemmSpec, RowSpec, WeightSpec
 from octavo.core.layers.context import LayerContext
 from octavo.core.layers.stored import PartCut, Piece, columns_of, rows_of, stored_product
 from octavo.core.load.stream import WeightTarget
+from octavo.core.lora.experts import ExpertAdapters
+from octavo.core.lora.parts import PartShape
+from octavo.core.lora.slots import AdapterSlots
 from octavo.core.models.decoder.config import MoeConfig
+from octavo.core.parallel.mesh import Range
 
 
 class Experts:
@@ -49,8 +54,8 @@ class Experts:
             self.kept, self._inner = (0, config.num_experts), context.shard.split(inner, "moe_intermediate_size")
         self.adds_once = context.shard.rank == 0
         width = self._inner[1] - self._inner[0]
-        # A bias stands between product and gate, so that they can't be one.
-        self._fused = not config.bias
+        # A bias or an adapter stands between product and gate, so that they can't be one.
+        self._fused = not config.bias and context.adapters is None
         self._up, self._up_weights = self._product(2 * width, hidden_size, gated=self._fused, parts=("gate", "up"))
         self._down, self._down_weights = self._product(hidden_size, width, gated=False, parts=("down",))
         rows, dtype = config.top_k, context.activation_dtype
@@ -59,26 +64,43 @@ class Experts:
             local = self.kept[1] - self.kept[0]
             self._up_bias_EN = context.backend.empty(local, 2 * width, dtype=dtype)
             self._down_bias_EM = context.backend.empty(local, hidden_size, dtype=dtype)
+        if not self._fused:
             both = context.workspace.claim(f"expert_pairs_{width}", rows * 2 * width, dtype=dtype)
             self._pair_NI = both.view(-1, 2 * width)
             self._act_mul = context.bind(Experts, self, "act_mul", RowSpec(2 * width, dtype, config.gate_function))
+        self.adapters = None if context.adapters is None else self._register(context.adapters)
 
-    def __call__(self, x_NM: torch.Tensor, segment_start: torch.Tensor, *, out: torch.Tensor) -> None:
-        """out [N, M] = each row through the expert of its segment. Rows behind the last segment are undefined."""
+    def __call__(
+        self,
+        x_NM: torch.Tensor,
+        segment_start: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        member_N: torch.Tensor | None = None,
+    ) -> None:
+        """out [N, M] = each row through the expert of its segment. Rows behind the last segment are undefined.
+
+        member_N: what `adapters.members` gives for these rows.
+        """
         inner_NI = self._inner_NI[: len(x_NM)]
         if self._fused:
             self._up(x_NM, self._up_weights, segment_start, out=inner_NI, gate=self._config.gate_function)
             self._down(inner_NI, self._down_weights, segment_start, out=out)
             return
         pair_NI = self._pair_NI[: len(x_NM)]
-        rows_N = torch.arange(len(x_NM), device=segment_start.device, dtype=segment_start.dtype)
-        expert_N = torch.searchsorted(segment_start[1:], rows_N, right=True).clamp_(max=len(self._up_weights) - 1)
         self._up(x_NM, self._up_weights, segment_start, out=pair_NI)
-        pair_NI.add_(self._up_bias_EN[expert_N])
+        if self._config.bias:
+            rows_N = torch.arange(len(x_NM), device=segment_start.device, dtype=segment_start.dtype)
+            expert_N = torch.searchsorted(segment_start[1:], rows_N, right=True).clamp_(max=len(self._up_weights) - 1)
+            pair_NI.add_(self._up_bias_EN[expert_N])
+        if self.adapters is not None and member_N is not None:
+            self.adapters.up.add(x_NM, member_N, out=pair_NI)
         self._act_mul(pair_NI, out=inner_NI, gate=self._config.gate_function)
         self._down(inner_NI, self._down_weights, segment_start, out=out)
-        if self.adds_once or self._context.expert_parallel:
+        if self._config.bias and (self.adds_once or self._context.expert_parallel):
             out.add_(self._down_bias_EM[expert_N])
+        if self.adapters is not None and member_N is not None:
+            self.adapters.down.add(inner_NI, member_N, out=out)
 
     def targets(self) -> dict[str, WeightTarget]:
         """The checkpoint tensors that fill the experts."""
@@ -128,6 +150,27 @@ class Experts:
         if parts not in self._plain_parts:
             return stored
         return self._context.formats.linear([name]).as_plain().part(name, stored)
+
+    def _register(self, slots: AdapterSlots) -> ExpertAdapters:
+        """Slots for every local expert, under the names that the experts have as modules of their own."""
+        config, inner, hidden = self._config, self._config.intermediate_size, self._hidden_size
+        experts = range(config.num_experts)
+        own = {"gate": config.gate, "up": config.up, "down": config.down}
+
+        def shape(part: str, rows: int, columns: int, kept_rows: Range | None, kept_columns: Range | None) -> PartShape:
+            names = [f"{self._name}.{expert}.{own[part]}" for expert in experts]
+            return PartShape(
+                tuple(names[slice(*self.kept)]),
+                rows,
+                columns,
+                None if kept_rows is None else (kept_rows,),
+                kept_columns,
+                "expert",
+                elsewhere=tuple(names[: self.kept[0]] + names[self.kept[1] :]),
+            )
+
+        up = [shape(part, inner, hidden, self._inner, None) for part in ("gate", "up")]
+        return slots.experts(up, shape("down", hidden, inner, None, self._inner))
 
     def _names(self, expert: int, parts: tuple[str, ...]) -> list[str]:
         config = self._config

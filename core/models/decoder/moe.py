@@ -79,7 +79,10 @@ class MixtureOfExperts:
         if config.weigh_inputs:
             sorted_NM.mul_(weights_TK.index_select(0, rows_N))
             weights_TK.fill_(1.0)
-        self._experts(sorted_NM, self._segment_start, out=result_NM)
+        member_N = None
+        if self._experts.adapters is not None and adapter_T is not None:
+            member_N = self._experts.adapters.members(adapter_T, rows_N, self._segment_start)
+        self._experts(sorted_NM, self._segment_start, out=result_NM, member_N=member_N)
         if self._shared is not None:
             self._run_shared(x_TM, adapter_T)
         adds = self._residual and (self._experts.adds_once or self._context.shard.is_whole)
