@@ -85,6 +85,11 @@ class PoolingDoor:
         """One embedding for each prompt. Raises InvalidRequest."""
         pooler = self._pooler("embed")
         prompt = _named_prompt(pooler, prompt_name)
+        if prompt_name is not None and not all(isinstance(text, str) for text in prompts):
+            raise InvalidRequest(
+                "prompt_name puts a text before texts; give texts, or put its token ids before yours",
+                field="prompt_name",
+            )
         inputs = [PoolingInput(text, prompt=prompt, params=params) for text in prompts]
         return PoolingCall(inputs, lambda outputs: [pooled_output(o, EmbeddingOutput(vector_of(o))) for o in outputs])
 

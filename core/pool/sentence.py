@@ -39,6 +39,9 @@ _ACTIVATIONS: Mapping[str, HeadActivation] = {
     "torch.nn.modules.activation.Tanh": "tanh",
 }
 _SIMILARITIES: Mapping[str, Similarity] = {"cosine": "cosine", "dot": "dot"}
+_TRANSFORMER_FIELDS = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+"""What the first module gives: the hidden rows of the model's stack."""
+
 _WIDTHS = ("word_embedding_dimension", "embedding_dimension")
 
 
@@ -53,9 +56,14 @@ def read_sentence_modules(path: Path, width: int) -> Pooler:
         CheckpointError: naming the file and the field that is damaged or not implemented.
     """
     kinds = _chain(path)
+    for folder in kinds.get("Normalize", []):
+        _refuse_unknown(_optional_object(path / folder / "config.json"), {"module_input_name"}, path / folder)
     pooling = _object(path / kinds["Pooling"][0] / "config.json")
     sentence = _optional_object(path / "sentence_bert_config.json")
     whole = _optional_object(path / "config_sentence_transformers.json")
+    for name, usual in _TRANSFORMER_FIELDS.items():
+        if sentence.get(name) not in (None, usual):
+            raise _wrong(path, name, sentence[name], f"only {usual} is implemented", "sentence_bert_config.json")
     prompts, default_prompt = _prompts(path, whole)
     return Pooler(
         task="embed",

@@ -52,16 +52,17 @@ def close(found: list[float], expected: torch.Tensor) -> None:
     torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
-def write_tokenizer(path: Path) -> None:
-    """Words w0, w1, … between [CLS] and [SEP]; in a pair the second text has type 1."""
+def write_tokenizer(path: Path, *, around: bool = True) -> None:
+    """Words w0, w1, …, `around` them [CLS] and [SEP]; in a pair the second text has type 1."""
     vocab = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3} | {f"w{i}": 4 + i for i in range(60)}
     vocab |= {"query:": 64, "text:": 65}
     backend = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", "[UNK]"])
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
+    if around:
+        backend.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+        )
     backend.save(str(path / "tokenizer.json"))
 
 
@@ -250,8 +251,10 @@ def test_texts_and_prompts(tmp_path: Path) -> None:
         close(plain.outputs.embedding, unit(rows[2:].mean(0)))  # [CLS] and the prompt are left out
         (query,) = llm.embed("w1 w2", prompt_name="query")
         assert query.prompt_token_ids == [1, 64, 5, 6, 2]
-        with pytest.raises(InvalidRequest, match="it has query, document"):
-            llm.embed("w1", prompt_name="passage")
+        for prompts, name in (("w1", "passage"), ([5], "query")):
+            with pytest.raises(InvalidRequest) as caught:
+                llm.embed(prompts, prompt_name=name)  # type: ignore[arg-type]
+            assert caught.value.field == "prompt_name"
         with pytest.raises(InvalidRequest, match="41 tokens, above max_model_len 40"):
             llm.embed(" ".join(["w1"] * 38))
         scores = llm.score("w1 w2", ["w1 w2", "w3"])
@@ -259,6 +262,44 @@ def test_texts_and_prompts(tmp_path: Path) -> None:
         asked = unit(tiny_encoders.rows_of(model, [1, 64, 5, 6, 2])[2:].mean(0))
         assert scores[1].outputs.score == pytest.approx(float(asked @ document), abs=1e-4)
         assert scores[1].prompt_token_ids == [1, 64, 5, 6, 2, 1, 65, 7, 2]
+
+
+def test_nothing_but_a_prompt_that_does_not_count(tmp_path: Path) -> None:
+    model = tiny_encoders.make_stack("llama")
+    write_modules(
+        save(model, tmp_path),
+        {"pooling_mode": "mean", "include_prompt": False},
+        whole={"prompts": {"query": "query: "}, "default_prompt_name": "query"},
+    )
+    write_tokenizer(tmp_path, around=False)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        (output,) = llm.embed("w1 w2")
+        assert output.prompt_token_ids == [64, 5, 6]
+        close(output.outputs.embedding, unit(tiny_encoders.rows_of(model, [64, 5, 6])[1:].mean(0)))
+        with pytest.raises(InvalidRequest, match="empty but for its prompt"):
+            llm.embed("")
+
+
+def test_similarity_by_dot_product(tmp_path: Path) -> None:
+    model = tiny_encoders.make_encoder("bert")
+    save(model, tmp_path)
+    write_tokenizer(tmp_path)
+    rows = [tiny_encoders.rows_of(model, [1, token, 2]).mean(0) for token in (5, 6)]
+    for name, expected in (("dot", rows[0] @ rows[1]), ("cosine", unit(rows[0]) @ unit(rows[1])), ("manhattan", None)):
+        write_modules(tmp_path, compact("mean", WIDTH), normalize=False, whole={"similarity_fn_name": name})
+        with LLM(str(tmp_path), **OPTIONS) as llm:
+            if expected is None:
+                with pytest.raises(InvalidRequest, match="not implemented"):
+                    llm.score("w1", "w2")
+            else:
+                assert llm.score("w1", "w2")[0].outputs.score == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_a_gguf_by_the_users_word() -> None:
+    with LLM("smollm2", pooling="last", max_model_len=64, **(OPTIONS | {"num_kv_blocks": 64})) as llm:
+        scores = [each.outputs.score for each in llm.score("bread", ["bread", "the parliament of Norway"])]
+        assert scores[0] == pytest.approx(1.0, abs=1e-5)
+        assert scores[1] < 0.99
 
 
 # -- classifiers -----------------------------------------------------------------------------------------------

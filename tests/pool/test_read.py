@@ -80,6 +80,24 @@ def test_the_other_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("whole", "sentence", "field"),
+    [
+        ({"prompts": {"query": 3}}, None, "prompts"),
+        ({"prompts": ["query: "]}, None, "prompts"),
+        ({"prompts": {"query": "Q: "}, "default_prompt_name": "document"}, None, "default_prompt_name"),
+        (None, {"max_seq_length": 0}, "max_seq_length"),
+        (None, {"transformer_task": "fill-mask"}, "transformer_task"),
+        (None, {"max_seq_length": "256"}, "max_seq_length"),
+    ],
+)
+def test_damaged_side_files(tmp_path: Path, whole: Any, sentence: Any, field: str) -> None:
+    write_modules(tmp_path, flags("mean", WIDTH), whole=whole, sentence=sentence)
+    with pytest.raises(CheckpointError) as caught:
+        read_pooler(LLAMA, tmp_path)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
     ("types", "message"),
     [
         (["Transformer"], "the modules are Transformer"),
@@ -96,6 +114,17 @@ def test_a_chain_that_is_not_known(tmp_path: Path, types: list[str], message: st
     with pytest.raises(CheckpointError, match=message) as caught:
         read_pooler(LLAMA, tmp_path)
     assert caught.value.field == "modules.json"
+
+
+def test_a_normalisation_that_is_not_the_usual_one(tmp_path: Path) -> None:
+    write_modules(tmp_path, flags("mean", WIDTH), sentence={"transformer_task": "feature-extraction"})
+    (tmp_path / "2_Normalize").mkdir()
+    (tmp_path / "2_Normalize" / "config.json").write_text("{}")
+    assert read_pooler(LLAMA, tmp_path) is not None
+    (tmp_path / "2_Normalize" / "config.json").write_text('{"p": 1}')
+    with pytest.raises(CheckpointError) as caught:
+        read_pooler(LLAMA, tmp_path)
+    assert caught.value.field == "p"
 
 
 @pytest.mark.parametrize("content", ["{}", "[3]", "no json", '[{"type": "evil.Module", "path": ""}]'])
