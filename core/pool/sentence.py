@@ -69,7 +69,7 @@ def read_sentence_modules(path: Path, width: int) -> Pooler:
         task="embed",
         kind=_kind(pooling, path / kinds["Pooling"][0], width),
         width=width,
-        include_prompt=pooling.get("include_prompt", True) is not False,
+        include_prompt=_boolean(pooling, "include_prompt", path / kinds["Pooling"][0], default=True),
         layers=_dense_layers(path, kinds.get("Dense", []), width),
         normalize="Normalize" in kinds,
         prompts=prompts,

@@ -44,6 +44,7 @@ def test_a_mode_that_is_not_implemented_is_named(tmp_path: Path, form: Any, mode
         ({"pooling_mode": "average"}, "average is not implemented"),
         ({"pooling_mode": 3}, "pooling_mode is 3"),
         ({FLAGS["mean"]: 1}, "true or false"),
+        ({"pooling_mode": "mean", "include_prompt": "no"}, "true or false"),
         ({"pooling_mode": "mean", "attention_weights": True}, "attention_weights is True"),
         ({"pooling_mode": "mean", "embedding_dimension": 47}, "hidden size is 48"),
     ],
