@@ -32,13 +32,15 @@ class RankRunner:
         checkpoint: Checkpoint,
         size: int,
         *,
-        make_backend: Callable[[], ReferenceBackend] = ReferenceBackend,
+        make_backend: Callable[[], Any] = ReferenceBackend,
         **options: Any,
     ) -> None:
         self.group = ThreadGroup(size)
+        self._backends: list[Any] = []
 
         def load(rank: int) -> StepRunner:
             backend = make_backend()
+            self._backends.append(backend)
             model, opset = load_model(checkpoint, backend, shard=Shard.of(self.group.comms[rank]), **options)
             return StepRunner(model, backend, opset)
 
@@ -67,8 +69,11 @@ class RankRunner:
             runner.finish(name)
 
     def close(self) -> None:
-        """End the ranks."""
+        """End the ranks and their devices."""
         self.group.close()
+        self.runners = []
+        for backend in self._backends:
+            backend.close()
 
     def _agreed(self, work: Callable[[StepRunner], torch.Tensor]) -> torch.Tensor:
         found = self.group.run(lambda rank: work(self.runners[rank]))

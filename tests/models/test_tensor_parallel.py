@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from octavo.backends.cpu.device import CpuBackend
+from octavo.core.backend import BackendConfig
 from octavo.core.base.errors import ConfigError
 from octavo.core.load.checkpoint import ModelSource, open_checkpoint
 from octavo.core.models import registry
@@ -19,6 +21,7 @@ from tests.models.step_runner import relative_error
 
 TOLERANCE = 1e-4
 DECODERS = [name for name, tiny in FAMILIES.items() if tiny.model in registry.FAMILIES]
+CASES = [(family, variant) for family in DECODERS for variant in ("base", *FAMILIES[family].variants)]
 
 Split = Callable[..., RankRunner]
 
@@ -52,12 +55,19 @@ def check(runner: RankRunner, model: torch.nn.Module) -> None:
     assert runner.greedy("greedy", prompt[:5], 8) == tiny_models.greedy(model, prompt[:5], 8)
 
 
-@pytest.mark.parametrize("family", DECODERS)
-def test_every_family_over_two_ranks(family: str, split: Split) -> None:
-    model = FAMILIES[family].make()
+@pytest.mark.parametrize(("family", "variant"), CASES)
+def test_every_family_over_two_ranks(family: str, variant: str, split: Split) -> None:
+    tiny = FAMILIES[family]
+    model = tiny.make(**tiny.variants.get(variant, {}))
     runner = split(model, 2)
     check(runner, model)
     assert runner.group.calls > 0
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_every_family_over_two_ranks_on_the_cpus_kernels(family: str, split: Split) -> None:
+    model = FAMILIES[family].make()
+    check(split(model, 2, make_backend=lambda: CpuBackend(BackendConfig(num_threads=1))), model)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
