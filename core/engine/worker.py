@@ -112,6 +112,7 @@ class Worker:
         )  # fmt: skip
         check_weights_fit(part_bytes, sizes, backend.memory_info().free_bytes)
         self._comm = backend.communicator(self._place.rank, self._place.size, self._place.address)
+        _check_recordable(backend, self._comm)
         self._adapters = make_slots(
             config, sizes, backend, self._opset, max_tokens=_step_tokens(backend, sizes), num_ranks=self._place.size
         )
@@ -288,6 +289,16 @@ def _build(
         has_head=has_head,
         adapters=adapters,
     )
+
+
+def _check_recordable(backend: DeviceBackend, comm: Communicator) -> None:
+    """Refuse a recording of steps that the group's collectives can't be part of; replays would leave them out."""
+    if backend.capabilities.graphs and not comm.capturable:
+        raise BackendUnavailable(
+            f"backend {backend.name} records steps, and its collectives over {comm.world_size} ranks can't be; "
+            "switch its recording off, or set tensor_parallel_size to 1",
+            field="tensor_parallel_size",
+        )
 
 
 def _fewest(backend: DeviceBackend, comm: Communicator, num_blocks: int) -> int:

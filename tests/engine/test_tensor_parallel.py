@@ -18,15 +18,16 @@ import psutil
 import pytest
 
 from octavo import LLM, AsyncEngine, LoRARequest, SamplingParams
+from octavo.core.backend import Capabilities, SingleRank
 from octavo.core.base.config import EngineConfig
-from octavo.core.base.errors import CheckpointError, ConfigError, EngineDead, InvalidRequest
+from octavo.core.base.errors import BackendUnavailable, CheckpointError, ConfigError, EngineDead, InvalidRequest
 from octavo.core.cli.main import main
 from octavo.core.engine import multiproc
 from octavo.core.engine.engine import Engine
 from octavo.core.engine.multiproc import MultiprocExecutor
 from octavo.core.engine.outputs import RequestOutput
 from octavo.core.engine.wire import EngineRequest
-from tests.engine.worlds import TinyModels, drive
+from tests.engine.worlds import NullWorld, TinyModels, drive
 from tests.fakes import tiny_encoders, tiny_models
 from tests.fakes.chains import save_chains
 from tests.fakes.tiny_models import random_prompt
@@ -235,6 +236,25 @@ def test_a_rank_that_fails_alone_while_it_loads(
         tiny.llm("llama", tensor_parallel_size=2)
     assert time.monotonic() - began < 60
     assert "ValueError: no room on this device" in capfd.readouterr().err  # with its traceback
+
+
+@pytest.mark.parametrize(("graphs", "capturable"), [(True, False), (False, False), (True, True)])
+def test_steps_are_not_recorded_without_their_collectives(
+    null: NullWorld, monkeypatch: pytest.MonkeyPatch, graphs: bool, capturable: bool
+) -> None:
+    """A replay would leave them out, and every rank go on with its own summand."""
+    init = Capabilities.__init__
+
+    def variant(self: Capabilities, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs | {"graphs": graphs})
+
+    monkeypatch.setattr(Capabilities, "__init__", variant)
+    monkeypatch.setattr(SingleRank, "capturable", capturable)
+    if graphs and not capturable:
+        with pytest.raises(BackendUnavailable, match="records steps, and its collectives"):
+            null.llm(num_kv_blocks=10)
+    else:
+        null.llm(num_kv_blocks=10).close()
 
 
 # -- losing a rank --------------------------------------------------------------------------------------------
