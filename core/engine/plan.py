@@ -20,7 +20,7 @@ from octavo.core.base.units import format_bytes
 from octavo.core.engine.loading import open_model
 from octavo.core.engine.pooling_setup import places_of_texts, pooling_sizes
 from octavo.core.engine.resolve import EngineSizes, fit_length, kv_blocks_for, longest_that_fits, resolve_sizes
-from octavo.core.engine.weight_sizes import model_bytes, quantised_formats
+from octavo.core.engine.weight_sizes import has_product_for, model_bytes, quantised_formats
 from octavo.core.engine.worker import make_backend, scheduler_groups
 from octavo.core.layers.kv_groups import group_layers, num_pools, pool_block_bytes
 from octavo.core.models.registry import read_config
@@ -113,7 +113,9 @@ def plan_model(config: EngineConfig) -> Plan:
     try:
         memory, capabilities = backend.memory_info(), backend.capabilities
         with open_model(config) as files:
-            checkpoint, formats = open_quantized(files, config.quantization)
+            opset = OpSet(backend)
+            multiplies = has_product_for(opset, capabilities)
+            checkpoint, formats = open_quantized(files, config.quantization, multiplies=multiplies)
             facts = read_config(checkpoint.config)
             sizes = resolve_sizes(config, checkpoint.config, facts, capabilities)
             pooler = read_pooler(checkpoint.config, checkpoint.path, config.pooling)
@@ -123,7 +125,7 @@ def plan_model(config: EngineConfig) -> Plan:
             stored_bytes = model_bytes(
                 checkpoint,
                 formats,
-                OpSet(backend),
+                opset,
                 dtype=sizes.dtype,
                 activation_dtype=activation_dtype,
                 num_ranks=size,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 
+from octavo.core.backend.device import Capabilities
 from octavo.core.backend.opset import OpSet
 from octavo.core.backend.quant import MXFP4_GROUP, QuantFormat, QuantScheme
 from octavo.core.backend.specs import GemmSpec, WeightSpec
@@ -23,6 +24,8 @@ from octavo.core.load.weight_bytes import weight_bytes
 from octavo.core.quant.formats import WeightFormats
 
 _SCALE_BYTES = 4
+_USUAL_SIZE = 4096
+"""Rows and columns of the weight by which a device is asked for a scheme as such."""
 
 
 def model_bytes(
@@ -42,6 +45,14 @@ def model_bytes(
         dtype, activation_dtype: how plain weights are stored, and what the backend then computes in.
     """
     return weight_bytes(checkpoint, dtype, num_ranks, of_matrix=_size_of(formats, opset, dtype, activation_dtype))
+
+
+def has_product_for(opset: OpSet, capabilities: Capabilities) -> Callable[[QuantScheme], bool]:
+    """What tells whether a device multiplies weights of a scheme, for `open_quantized`."""
+    dtype = capabilities.default_dtype
+    activation_dtype = capabilities.activation_dtype[dtype]
+    plain = GemmSpec(WeightSpec(_USUAL_SIZE, _USUAL_SIZE, dtype), activation_dtype, activation_dtype)
+    return lambda scheme: multiplied_scheme(opset, plain, scheme) is not None
 
 
 def quantised_formats(checkpoint: Checkpoint, formats: WeightFormats) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ from octavo.core.engine.pooling_stage import PoolingStage
 from octavo.core.engine.resolve import EngineSizes, check_weights_fit, fit_length, kv_blocks_for, resolve_sizes
 from octavo.core.engine.runner import ModelRunner, OutputStage, RunnerMemory
 from octavo.core.engine.sampling_stage import SamplingStage
-from octavo.core.engine.weight_sizes import model_bytes
+from octavo.core.engine.weight_sizes import has_product_for, model_bytes
 from octavo.core.layers.kv_groups import KVGroup, group_layers, layer_places, num_pools, pool_block_bytes
 from octavo.core.layers.overrides import replaced_layers
 from octavo.core.load.checkpoint import Checkpoint
@@ -99,13 +99,14 @@ class Worker:
         self, config: EngineConfig, checkpoint: Checkpoint, package: str, layer_overrides: Mapping[str, type]
     ) -> None:
         backend = self._backend
-        checkpoint, formats = open_quantized(checkpoint, config.quantization)
+        self._opset = OpSet(backend, strict=config.strict_backend, package=package)
+        multiplies = has_product_for(self._opset, backend.capabilities)
+        checkpoint, formats = open_quantized(checkpoint, config.quantization, multiplies=multiplies)
         facts = read_config(checkpoint.config)
         pooler = read_pooler(checkpoint.config, checkpoint.path, config.pooling)
         sizes = resolve_sizes(config, checkpoint.config, facts, backend.capabilities)
         if pooler is not None:
             sizes = pooling_sizes(config, sizes, pooler, facts, backend.capabilities)
-        self._opset = OpSet(backend, strict=config.strict_backend, package=package)
         part_bytes = model_bytes(
             checkpoint, formats, self._opset, dtype=sizes.dtype, num_ranks=self._place.size,
             activation_dtype=backend.capabilities.activation_dtype[sizes.dtype],

@@ -20,12 +20,8 @@ from typing import Any
 import torch
 
 from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
-from octavo.core.quant.bits import unpack_stream
 from octavo.core.quant.layer import Files, StoredLayer, by_weight, in_float
 from octavo.core.quant.settings import Settings
-
-_FIELD_OF_COLUMN = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which of a word's eight fields holds each column; the inverse of the order in the picture."""
 
 _INERT = {
     "quant_method": "chose this reader",
@@ -84,7 +80,13 @@ class _AwqLayer(StoredLayer):
 
 
 def _unpack(words: torch.Tensor) -> torch.Tensor:
-    """int32 [R, N / 8] -> codes uint8 [R, N], columns in order."""
-    fields = unpack_stream(words, 4).unflatten(-1, (-1, 8))
-    in_order: torch.Tensor = fields.index_select(-1, torch.tensor(_FIELD_OF_COLUMN))
-    return in_order.flatten(-2)
+    """int32 [R, N / 8] -> codes uint8 [R, N], columns in order.
+
+    Of a word's bytes 0 to 3, byte 2 h + b holds columns 4 b + h (low nibble) and 4 b + 2 + h (high nibble).
+    """
+    rows, width = words.shape
+    data = words.reshape(-1).view(torch.uint8).view(rows, width, 2, 2).transpose(2, 3)  # [R, W, b, h]
+    out = torch.empty(rows, width, 2, 2, 2, dtype=torch.uint8)  # [R, W, b, nibble, h]
+    torch.bitwise_and(data, 15, out=out[..., 0, :])
+    torch.bitwise_right_shift(data, 4, out=out[..., 1, :])
+    return out.view(rows, -1)

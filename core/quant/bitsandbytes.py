@@ -114,8 +114,7 @@ class _FourBitLayer(StoredLayer):
         data = self._read("weight").contiguous().view(torch.uint8).view(-1)
         if len(data) * 2 != rows * columns + rows * columns % 2:
             raise self._fault("weight", f"has {len(data)} bytes, which {rows} x {columns} codes of 4 bits do not fill")
-        codes = unpack_nibbles(data, high_first=True)[: rows * columns]
-        values = in_float(self._read("weight.quant_map"))[codes.to(torch.int32)]
+        values = _two_by_byte(in_float(self._read("weight.quant_map")), data)[: rows * columns]
         scales = self._absmax(state)
         block = state["blocksize"]
         if len(scales) != -(-len(values) // block):
@@ -138,3 +137,9 @@ class _FourBitLayer(StoredLayer):
         if len(table) != 256 or len(scales) != int(blocks[-1]) + 1:
             raise self._fault("weight.nested_absmax", f"has {len(scales)} scales for {len(stored)} codes")
         return table[stored.to(torch.int32)] * scales[blocks] + float(state["nested_offset"])
+
+
+def _two_by_byte(table: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """What the two codes of each byte mean; a table of pairs by byte halves the look-ups."""
+    pairs = table[unpack_nibbles(torch.arange(256, dtype=torch.uint8)[:, None], high_first=True).to(torch.int32)]
+    return torch.nn.functional.embedding(data.to(torch.int32), pairs).view(-1)

@@ -36,7 +36,7 @@ PLAIN_NAMES = ("gate", "shared_expert_gate", "output", "shared", "kv_b_proj")
 
 _INT8_MAX, _INT4_MAX, _FP8_MAX = 127.0, 15.0, 448.0
 _GROUP_SIZES = (128, 64, 32)
-_CHUNK_ELEMENTS = 1 << 22
+_CHUNK_ELEMENTS = 1 << 20
 """Rows are widened and quantised in pieces of about this size."""
 
 

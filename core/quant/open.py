@@ -1,8 +1,11 @@
 """From an opened checkpoint to one whose quantised layers can be read, and what layers must know of them.
 
-config["quantization_config"]["quant_method"]  ─┬─ none            quantization None: as it is; else quantised at load
-                                                ├─ a known one     its reader
-                                                └─ another         refused, with the known ones
+    config["quantization_config"]["quant_method"]  ─┬─ none            as it is; quantised at load where asked;
+                                                    │                  a GGUF file keeps blocks that are multiplied
+                                                    ├─ a known one     its reader
+                                                    └─ another         refused, with the known ones
+
+Nothing is read but headers, and what tells shapes and orders.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ from octavo.core.quant.checkpoint import QuantizedCheckpoint, StoredFormats
 from octavo.core.quant.compressed import compressed_layers
 from octavo.core.quant.formats import PLAIN, WeightFormats
 from octavo.core.quant.fp8 import fp8_layers
+from octavo.core.quant.gguf import gguf_layers
 from octavo.core.quant.gptq import gptq_layers
 from octavo.core.quant.layer import Files, StoredLayer
 from octavo.core.quant.mxfp4 import mxfp4_layers
 from octavo.core.quant.onload import KINDS, onload_layers
 
 if TYPE_CHECKING:
+    from octavo.core.backend.quant import QuantScheme
     from octavo.core.load.checkpoint import Checkpoint
 
 Reader = Callable[[Files, Mapping[str, Any]], dict[str, StoredLayer]]
@@ -39,13 +44,20 @@ READERS: Mapping[str, Reader] = {
 """The formats of quantised checkpoints, by the name that their config gives. Never written to."""
 
 
-def open_quantized(checkpoint: Checkpoint, quantization: str | None = None) -> tuple[Checkpoint, WeightFormats]:
+def open_quantized(
+    checkpoint: Checkpoint,
+    quantization: str | None = None,
+    *,
+    multiplies: Callable[[QuantScheme], bool] | None = None,
+) -> tuple[Checkpoint, WeightFormats]:
     """A checkpoint with one weight per layer, and how each is stored.
 
     Args:
         checkpoint: as `open_checkpoint` gave it; it is closed with the one that is returned.
         quantization: a key of `KINDS` quantises a plain checkpoint while it is read; the name of the format that the
             checkpoint has is accepted, too; None takes it as it is.
+        multiplies: whether the device has a product for weights of a scheme; blocks of a GGUF file are kept where it
+            has one, and dequantised by the file's reader elsewhere, or where it is not said.
 
     Raises:
         CheckpointError: a format that is not known, or files that contradict their config.
@@ -53,6 +65,8 @@ def open_quantized(checkpoint: Checkpoint, quantization: str | None = None) -> t
     """
     config = checkpoint.config.get("quantization_config")
     if not config:
+        if quantization is None and checkpoint.format == "gguf" and multiplies is not None:
+            return _wrapped(checkpoint, gguf_layers(Files(checkpoint), multiplies))
         return _plain(checkpoint, quantization)
     method = _method(config)
     if quantization not in (None, method):
@@ -70,6 +84,14 @@ def open_quantized(checkpoint: Checkpoint, quantization: str | None = None) -> t
     return QuantizedCheckpoint(checkpoint, layers), StoredFormats(layers)
 
 
+def _wrapped(
+    checkpoint: Checkpoint, layers: Mapping[str, StoredLayer], *, made: str = ""
+) -> tuple[Checkpoint, WeightFormats]:
+    if not layers:
+        return checkpoint, PLAIN
+    return QuantizedCheckpoint(checkpoint, layers, made=made), StoredFormats(layers)
+
+
 def _plain(checkpoint: Checkpoint, quantization: str | None) -> tuple[Checkpoint, WeightFormats]:
     if quantization is None:
         return checkpoint, PLAIN
@@ -79,8 +101,7 @@ def _plain(checkpoint: Checkpoint, quantization: str | None) -> tuple[Checkpoint
             f"quantised to {', '.join(KINDS)} while it loads",
             field="quantization",
         )
-    layers = onload_layers(checkpoint, quantization)
-    return QuantizedCheckpoint(checkpoint, layers, made=quantization), StoredFormats(layers)
+    return _wrapped(checkpoint, onload_layers(checkpoint, quantization), made=quantization)
 
 
 def _method(config: Any) -> str:

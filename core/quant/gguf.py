@@ -1,0 +1,48 @@
+"""Quantised tensors of a GGUF file, kept as the file's own blocks where the device multiplies them.
+
+    blk.0.ffn_up.weight, Q4_K blocks [rows, row bytes]  ──►  …layers.0.mlp.up_proj.weight, a QuantizedTensor of them
+
+What no product multiplies stays with the file's own reader, which dequantises by many threads. So does the token
+embedding, whose rows are looked up. The layout of the blocks is known to `core/backend/blocks.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
+from octavo.core.quant.layer import Files, StoredLayer, by_weight
+
+_FORMATS = {quant_format.name.removeprefix("GGUF_"): quant_format for quant_format in QuantFormat if quant_format.block}
+"""The formats by their GGUF names. Never written to."""
+
+
+def gguf_layers(files: Files, multiplies: Callable[[QuantScheme], bool]) -> dict[str, StoredLayer]:
+    """The layers that are kept as blocks, by the name of their weight.
+
+    Args:
+        files: of a GGUF checkpoint.
+        multiplies: whether the device has a product for weights of a scheme.
+    """
+    kept = {quant_format for quant_format in _FORMATS.values() if multiplies(QuantScheme(quant_format))}
+    found = ((name, _FORMATS.get(files.dtype(f"{name}.weight"))) for name in files.layers_with("weight"))
+    return by_weight(
+        _BlockLayer(files, name, quant_format)
+        for name, quant_format in found
+        if quant_format in kept and len(files.shape(f"{name}.weight")) == 2 and "embed" not in name.rsplit(".", 1)[-1]
+    )
+
+
+class _BlockLayer(StoredLayer):
+    def __init__(self, files: Files, name: str, quant_format: QuantFormat) -> None:
+        super().__init__(files, name, ("weight",))
+        self.shape = files.matrix(f"{name}.weight")
+        self.kind = files.dtype(f"{name}.weight")
+        self._format = quant_format
+
+    @property
+    def scheme(self) -> QuantScheme:
+        return QuantScheme(self._format)
+
+    def read(self) -> QuantizedTensor:
+        return QuantizedTensor.of_blocks(self._format, self._read("weight"))
