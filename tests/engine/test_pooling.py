@@ -1,87 +1,29 @@
-"""Embeddings, classes and scores from the engine equal Hugging Face's, whatever the company and the chunks."""
+"""Pooling in the engine: the same vectors whatever the company, the chunks and the device's shapes; clear refusals."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from octavo.backends.cpu.device import CpuBackend
 from octavo.core.base.config import EngineConfig
-from octavo.core.base.errors import CheckpointError, ConfigError, InvalidRequest, RequestFailed
+from octavo.core.base.errors import ConfigError, InvalidRequest, RequestFailed
 from octavo.core.base.params import SamplingParams
-from octavo.core.base.pooling import PoolingJob, PoolingParams
-from octavo.core.engine.async_engine import AsyncEngine
+from octavo.core.base.pooling import PoolingJob
+from octavo.core.engine.batch import InputBatch
 from octavo.core.engine.llm import LLM
+from octavo.core.engine.pooling_stage import PoolingStage
 from octavo.core.engine.wire import EngineRequest
+from octavo.core.pool.pooler import Pooler
+from octavo.core.sched.output import NewRequest, SchedulerOutput
+from tests.engine.vectors import OPTIONS, WIDTH, close, pooled, save, texts_of, unit
 from tests.engine.worlds import engine_of
-from tests.fakes import tiny_encoders, tiny_models
-from tests.pool.directories import compact, dense_config, flags, save_dense, write_modules
-
-OPTIONS: dict[str, Any] = {"backend": "cpu", "num_threads": 2, "progress": False, "block_size": 4}
-LENGTHS = (17, 1, 90, 5, 33)
-WIDTH = 48
-
-
-def pooled(rows_TM: torch.Tensor, mode: str) -> torch.Tensor:
-    """Sentence-transformers' rule."""
-    return {"mean": rows_TM.mean(0), "cls": rows_TM[0], "lasttoken": rows_TM[-1]}[mode]
-
-
-def unit(vector: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.normalize(vector, dim=-1)
-
-
-def texts_of(model: torch.nn.Module, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
-    return [tiny_encoders.random_text(model.config, length) for length in lengths]
-
-
-def save(model: torch.nn.Module, path: Path) -> Path:
-    tiny_models.save(model, path)
-    return path
-
-
-def close(found: list[float], expected: torch.Tensor) -> None:
-    torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-
-
-def write_tokenizer(path: Path, *, around: bool = True) -> None:
-    """Words w0, w1, …, `around` them [CLS] and [SEP]; in a pair the second text has type 1."""
-    vocab = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3} | {f"w{i}": 4 + i for i in range(60)}
-    vocab |= {"query:": 64, "text:": 65}
-    backend = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", "[UNK]"])
-    if around:
-        backend.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-        )
-    backend.save(str(path / "tokenizer.json"))
-
-
-# -- embeddings ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", [flags, compact], ids=["booleans", "compact"])
-@pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken"])
-@pytest.mark.parametrize("family", ["bert", "llama"])
-def test_pooling_read_from_either_form(family: str, mode: str, form: Any, tmp_path: Path) -> None:
-    model = tiny_encoders.make_encoder(family) if family == "bert" else tiny_encoders.make_stack(family)
-    write_modules(save(model, tmp_path), form(mode, WIDTH))
-    texts = texts_of(model)
-    with LLM(str(tmp_path), **OPTIONS) as llm:
-        for text, output in zip(texts, llm.embed(texts), strict=True):
-            close(output.outputs.embedding, unit(pooled(tiny_encoders.rows_of(model, text), mode)))
-            assert output.outputs.hidden_size == WIDTH
-            assert output.prompt_token_ids == text
-            assert output.finished
+from tests.fakes import tiny_encoders
+from tests.pool.directories import compact, flags, write_modules
 
 
 @pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken"])
@@ -157,209 +99,6 @@ def test_cache_hits_lose_no_rows(tmp_path: Path) -> None:
             close(longer.outputs.embedding, unit(pooled(tiny_encoders.rows_of(model, [*text, 7, 8]), mode)))
 
 
-def test_dimensions_are_cut_first_and_then_normalised(tmp_path: Path) -> None:
-    model = tiny_encoders.make_encoder("bert")
-    write_modules(save(model, tmp_path), flags("mean", WIDTH))
-    text = texts_of(model)[0]
-    row = pooled(tiny_encoders.rows_of(model, text), "mean")
-    with LLM(str(tmp_path), **OPTIONS) as llm:
-        (output,) = llm.embed(text, dimensions=5)
-        close(output.outputs.embedding, unit(row[:5]))
-        assert torch.tensor(output.outputs.embedding).norm().item() == pytest.approx(1.0, abs=1e-6)
-        close(llm.embed(text, dimensions=5, normalize=False)[0].outputs.embedding, row[:5])
-        close(llm.encode(text, PoolingParams(normalize=False))[0].outputs.data, row)
-        for wrong in (0, -1, 49, 2.5, True):
-            with pytest.raises(InvalidRequest) as caught:
-                llm.embed(text, dimensions=wrong)  # type: ignore[arg-type]
-            assert caught.value.field == "dimensions"
-
-
-def test_dimensions_that_the_model_was_trained_for(tmp_path: Path) -> None:
-    model = tiny_encoders.make_encoder("bert", matryoshka_dimensions=[8, 16])
-    write_modules(save(model, tmp_path), flags("mean", WIDTH))
-    with LLM(str(tmp_path), **OPTIONS) as llm:
-        assert llm.embed([5], dimensions=16)[0].outputs.hidden_size == 16
-        with pytest.raises(InvalidRequest, match="trained for 8, 16"):
-            llm.embed([5], dimensions=9)
-
-
-def test_dense_modules(tmp_path: Path) -> None:
-    model = tiny_encoders.make_stack("llama")
-    torch.manual_seed(0)
-    first, second = torch.nn.Linear(WIDTH, 96), torch.nn.Linear(96, 24)
-    write_modules(
-        save(model, tmp_path),
-        compact("mean", WIDTH),
-        dense=(dense_config(WIDTH, 96), dense_config(96, 24, "linear.Identity")),
-    )
-    save_dense(tmp_path / "2_Dense", first)
-    save_dense(tmp_path / "3_Dense", second)
-    texts = texts_of(model)
-    with LLM(str(tmp_path), **OPTIONS) as llm, torch.no_grad():
-        for text, output in zip(texts, llm.embed(texts, dimensions=10), strict=True):
-            row = pooled(tiny_encoders.rows_of(model, text), "mean")
-            close(output.outputs.embedding, unit(second(torch.tanh(first(row)))[:10]))
-
-
-def test_any_decoder_by_the_users_word(tmp_path: Path) -> None:
-    model = tiny_models.make_llama()
-    save(model, tmp_path)
-    texts = texts_of(model)
-    with LLM(str(tmp_path), pooling="last", **OPTIONS) as llm, torch.no_grad():
-        for text, output in zip(texts, llm.embed(texts), strict=True):
-            rows = model.model(torch.tensor([text])).last_hidden_state[0]  # type: ignore[operator,union-attr]
-            close(output.outputs.embedding, unit(rows[-1]))
-
-
-@pytest.mark.parametrize(
-    ("prefix", "family"), [("bert.", "bert"), ("model.", "llama"), ("language_model.model.", "llama")]
-)
-def test_files_of_a_whole_model_under_a_bare_name(prefix: str, family: str, tmp_path: Path) -> None:
-    model = tiny_encoders.make_encoder(family) if family == "bert" else tiny_encoders.make_stack(family)
-    write_modules(save(model, tmp_path), flags("mean", WIDTH))
-    weights = {prefix + name: value for name, value in load_file(tmp_path / "model.safetensors").items()}
-    save_file(weights | {"lm_head.weight": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
-    text = texts_of(model)[0]
-    with LLM(str(tmp_path), **OPTIONS) as llm:
-        close(llm.embed(text)[0].outputs.embedding, unit(tiny_encoders.rows_of(model, text).mean(0)))
-
-
-def test_bare_stacks_need_a_word(tmp_path: Path) -> None:
-    save(tiny_encoders.make_stack("llama"), tmp_path)
-    with pytest.raises(CheckpointError, match="how they become one vector") as caught:
-        LLM(str(tmp_path), **OPTIONS)
-    assert caught.value.field == "pooling"
-    with pytest.raises(ConfigError) as wrong:
-        LLM(str(tmp_path), pooling="average", **OPTIONS)
-    assert wrong.value.field == "pooling"
-
-
-def test_texts_and_prompts(tmp_path: Path) -> None:
-    model = tiny_encoders.make_encoder("bert")
-    write_modules(
-        save(model, tmp_path),
-        {"pooling_mode": "mean", "include_prompt": False},
-        whole={"prompts": {"query": "query: ", "document": "text: "}, "default_prompt_name": "document"},
-        sentence={"do_lower_case": True, "max_seq_length": 40},
-    )
-    write_tokenizer(tmp_path)
-    with LLM(str(tmp_path), **OPTIONS) as llm:
-        assert llm.max_model_len == 40
-        (plain,) = llm.embed("W1 w2")
-        assert plain.prompt_token_ids == [1, 65, 5, 6, 2]  # the default prompt, and lower case
-        rows = tiny_encoders.rows_of(model, plain.prompt_token_ids)
-        close(plain.outputs.embedding, unit(rows[2:].mean(0)))  # [CLS] and the prompt are left out
-        (query,) = llm.embed("w1 w2", prompt_name="query")
-        assert query.prompt_token_ids == [1, 64, 5, 6, 2]
-        for prompts, name in (("w1", "passage"), ([5], "query")):
-            with pytest.raises(InvalidRequest) as caught:
-                llm.embed(prompts, prompt_name=name)  # type: ignore[arg-type]
-            assert caught.value.field == "prompt_name"
-        with pytest.raises(InvalidRequest, match="41 tokens, above max_model_len 40"):
-            llm.embed(" ".join(["w1"] * 38))
-        scores = llm.score("w1 w2", ["w1 w2", "w3"])
-        document = unit(tiny_encoders.rows_of(model, [1, 65, 7, 2])[2:].mean(0))
-        asked = unit(tiny_encoders.rows_of(model, [1, 64, 5, 6, 2])[2:].mean(0))
-        assert scores[1].outputs.score == pytest.approx(float(asked @ document), abs=1e-4)
-        assert scores[1].prompt_token_ids == [1, 64, 5, 6, 2, 1, 65, 7, 2]
-
-
-def test_nothing_but_a_prompt_that_does_not_count(tmp_path: Path) -> None:
-    model = tiny_encoders.make_stack("llama")
-    write_modules(
-        save(model, tmp_path),
-        {"pooling_mode": "mean", "include_prompt": False},
-        whole={"prompts": {"query": "query: "}, "default_prompt_name": "query"},
-    )
-    write_tokenizer(tmp_path, around=False)
-    with LLM(str(tmp_path), **OPTIONS) as llm:
-        (output,) = llm.embed("w1 w2")
-        assert output.prompt_token_ids == [64, 5, 6]
-        close(output.outputs.embedding, unit(tiny_encoders.rows_of(model, [64, 5, 6])[1:].mean(0)))
-        with pytest.raises(InvalidRequest, match="empty but for its prompt"):
-            llm.embed("")
-
-
-def test_similarity_by_dot_product(tmp_path: Path) -> None:
-    model = tiny_encoders.make_encoder("bert")
-    save(model, tmp_path)
-    write_tokenizer(tmp_path)
-    rows = [tiny_encoders.rows_of(model, [1, token, 2]).mean(0) for token in (5, 6)]
-    for name, expected in (("dot", rows[0] @ rows[1]), ("cosine", unit(rows[0]) @ unit(rows[1])), ("manhattan", None)):
-        write_modules(tmp_path, compact("mean", WIDTH), normalize=False, whole={"similarity_fn_name": name})
-        with LLM(str(tmp_path), **OPTIONS) as llm:
-            if expected is None:
-                with pytest.raises(InvalidRequest, match="not implemented"):
-                    llm.score("w1", "w2")
-            else:
-                assert llm.score("w1", "w2")[0].outputs.score == pytest.approx(float(expected), rel=1e-4)
-
-
-def test_a_gguf_by_the_users_word() -> None:
-    with LLM("smollm2", pooling="last", max_model_len=64, **(OPTIONS | {"num_kv_blocks": 64})) as llm:
-        scores = [each.outputs.score for each in llm.score("bread", ["bread", "the parliament of Norway"])]
-        assert scores[0] == pytest.approx(1.0, abs=1e-5)
-        assert scores[1] < 0.99
-
-
-# -- classifiers -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta", "llama"])
-def test_classes(family: str, tmp_path: Path) -> None:
-    labels = {0: "cold", 1: "warm", 2: "hot"}
-    model = tiny_encoders.make_classifier(family, id2label=labels, label2id={v: k for k, v in labels.items()})
-    save(model, tmp_path)
-    texts = texts_of(model)
-    with LLM(str(tmp_path), **OPTIONS) as llm:
-        for text, output, raw in zip(
-            texts, llm.classify(texts), llm.classify(texts, use_activation=False), strict=True
-        ):
-            logits = tiny_encoders.logits_of(model, text)
-            close(output.outputs.probs, logits.softmax(0))
-            close(raw.outputs.probs, logits)
-            assert output.outputs.labels == ("cold", "warm", "hot")
-            assert output.outputs.num_classes == 3
-        for refused in (lambda: llm.embed(texts), lambda: llm.score("a", "b"), lambda: llm.generate(texts)):
-            with pytest.raises(InvalidRequest) as caught:
-                refused()
-            assert caught.value.field == "model"
-
-
-def test_several_labels_may_hold(tmp_path: Path) -> None:
-    model = tiny_encoders.make_classifier("bert", num_labels=3, problem_type="multi_label_classification")
-    save(model, tmp_path)
-    with LLM(str(tmp_path), **OPTIONS) as llm:
-        close(llm.classify([5, 6])[0].outputs.probs, tiny_encoders.logits_of(model, [5, 6]).sigmoid())
-
-
-def test_a_cross_encoder_reads_pairs(tmp_path: Path) -> None:
-    model = tiny_encoders.make_classifier("bert", num_labels=1)
-    write_tokenizer(save(model, tmp_path))
-    query, documents = "w1 w2", ["w3 w4 w5", "w6", "w1 w2"]
-    expected = []
-    for words in ([7, 8, 9], [10], [5, 6]):
-        ids = [1, 5, 6, 2, *words, 2]
-        expected.append(tiny_encoders.logits_of(model, ids, [0] * 4 + [1] * (len(words) + 1)))
-    with LLM(str(tmp_path), **OPTIONS) as llm:
-        scores = llm.score(query, documents)
-        close([each.outputs.score for each in scores], torch.cat(expected).sigmoid())
-        assert scores[0].prompt_token_ids == [1, 5, 6, 2, 7, 8, 9, 2]
-        raw = llm.score([query] * 3, documents, use_activation=False)
-        close([each.outputs.score for each in raw], torch.cat(expected))
-        for queries, several, field in (
-            ([query] * 2, documents, "queries"),
-            (query, [], "documents"),
-            ([5], "w1", "queries"),
-        ):
-            with pytest.raises(InvalidRequest) as caught:
-                llm.score(queries, several)  # type: ignore[arg-type]
-            assert caught.value.field == field
-
-
-# -- the engine ------------------------------------------------------------------------------------------------
-
-
 def test_encoders_compute_texts_whole(tmp_path: Path) -> None:
     model = tiny_encoders.make_encoder("bert")
     write_modules(save(model, tmp_path), flags("mean", WIDTH))
@@ -400,14 +139,25 @@ def test_a_device_of_few_shapes(family: str, mode: str, tmp_path: Path, monkeypa
             close(output.outputs.embedding, unit(pooled(tiny_encoders.rows_of(model, text), mode)))
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
-def test_over_two_ranks(family: str, tmp_path: Path) -> None:
-    made = tiny_encoders.make_classifier(family, num_labels=3)
-    save(made, tmp_path)
-    texts = texts_of(made)
-    with LLM(str(tmp_path), tensor_parallel_size=2, **OPTIONS) as llm:
-        for text, output in zip(texts, llm.classify(texts, use_activation=False), strict=True):
-            close(output.outputs.probs, tiny_encoders.logits_of(made, text))
+def test_the_stage_forgets_what_ended() -> None:
+    stage = PoolingStage(None, Pooler(task="embed", kind="mean", width=WIDTH), None)  # type: ignore[arg-type]
+    batch = InputBatch(2, 8, (4,))
+    new = NewRequest(
+        request_id="a", token_ids=(1, 2, 3), num_prompt_tokens=3, sampling=SamplingParams(max_tokens=0), choice_index=0,
+        end_token_ids=frozenset(), block_ids=((1,),), num_computed_tokens=0, adapter_id=None, resumed=False,
+        needs_prompt_logprobs=False, pooling=PoolingJob(needs_every_token=True, first_token=1),
+    )  # fmt: skip
+    batch.add(new)
+    stage.add(new)
+    step = SchedulerOutput(
+        step_id=1, new_requests=(), running=(), num_scheduled_tokens={"a": 3}, finished_request_ids=(),
+        preempted_request_ids=(), block_copies=(), total_num_scheduled_tokens=3,
+    )  # fmt: skip
+    assert stage.wanted(batch.prepare(step)).token_rows == (1, 2)
+    for _ in range(2):
+        stage.remove("a")
+    with pytest.raises(KeyError):
+        stage.wanted(batch.prepare(step))
 
 
 def test_rows_that_are_no_numbers_fail_their_own_text(tmp_path: Path) -> None:
@@ -429,60 +179,3 @@ def test_a_generating_model_gives_no_vectors(tiny: Any) -> None:
                 refused()
             assert caught.value.field == "model"
         assert llm.generate([5, 6])[0].finished
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Iterator[LLM]:
-    with LLM("minilm", **OPTIONS) as llm:
-        yield llm
-
-
-def test_minilm_equals_hugging_face(minilm: LLM) -> None:
-    from transformers import AutoModel, AutoTokenizer
-
-    from octavo.core.load.demos import locate_demo
-
-    texts = [
-        "How do I bake bread?",
-        "A recipe for sourdough loaves.",
-        "The stock market fell today. " * 20,
-        "déjà vu, NAÏVE café — 北京 и Москва!",
-        "",
-    ]
-    folder = str(locate_demo("minilm"))
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
-    for text, output in zip(texts, minilm.embed(texts), strict=True):
-        encoded = tokenizer(text, return_tensors="pt")
-        assert output.prompt_token_ids == encoded.input_ids[0].tolist()
-        with torch.no_grad():
-            expected = unit(model(**encoded).last_hidden_state[0].mean(0))
-        torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, rtol=0, atol=2e-6)
-
-
-def test_minilm_finds_what_belongs_together(minilm: LLM) -> None:
-    documents = ["A recipe for sourdough loaves.", "The stock market fell today.", "Cats sleep all day."]
-    scores = [each.outputs.score for each in minilm.score("How do I bake bread?", documents)]
-    assert max(scores) == scores[0] > 0.5
-    assert minilm.max_model_len == 256
-
-
-def test_the_same_over_a_process(minilm: LLM) -> None:
-    texts = ["How do I bake bread?", [101, 2129, 102], "A recipe."]
-
-    async def ask() -> None:
-        async with AsyncEngine("minilm", **OPTIONS) as engine:
-            several = await asyncio.gather(*(engine.embed(texts, dimensions=dimensions) for dimensions in (None, 7)))
-            for dimensions, outputs in zip((None, 7), several, strict=True):
-                expected = minilm.embed(texts, dimensions=dimensions)
-                assert [o.outputs for o in outputs] == [o.outputs for o in expected]
-            scores = await engine.score("bread", ["dough", "cats"])
-            assert [o.outputs for o in scores] == [o.outputs for o in minilm.score("bread", ["dough", "cats"])]
-            for refused in (engine.classify("a"), engine.embed("a", dimensions=400), engine.complete("a")):
-                with pytest.raises(InvalidRequest):
-                    await refused
-            with pytest.raises(InvalidRequest, match="above max_model_len"):
-                await engine.embed([5] * 257)
-            assert (await engine.encode("a"))[0].outputs.data == minilm.encode("a")[0].outputs.data
-            assert dataclasses.astuple(engine.stats())[:2] == (0, 0)
-
-    asyncio.run(ask())
