@@ -164,6 +164,9 @@ class ServeConfig:
     host: str = option("127.0.0.1", "the address to listen on")
     port: int = option(8000, "the port to listen on; 0 takes a free one", kind=Kind.INT, low=0, high=65535)
     served_model_name: str | None = option(None, "the model's name in the API (default: as MODEL was given)")
+    allow_lora_updates: bool = option(
+        False, "let clients load and unload adapters, from any path that the server can read", kind=Kind.BOOL
+    )
 
     def validate(self) -> None:
         """Check every field.

@@ -19,13 +19,15 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import EngineDead, InvalidRequest, OctavoError
+from octavo.core.base.lora import LoRARequest
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine import messages
+from octavo.core.engine.adapter_calls import AdapterDesk, AsyncAdapterMethods
 from octavo.core.engine.call_stream import CallStream
 from octavo.core.engine.channel import EngineChannel
 from octavo.core.engine.loading import TextSide, open_model, read_text_side
@@ -33,7 +35,7 @@ from octavo.core.engine.output_processor import OutputProcessor
 from octavo.core.engine.outputs import RequestOutput
 from octavo.core.engine.pooling_calls import PoolingCall, PoolingDoor
 from octavo.core.engine.pooling_methods import AsyncPoolingMethods
-from octavo.core.engine.prompts import Message, Prompt, PromptReader, ServedModel
+from octavo.core.engine.prompts import Message, Prompt, PromptReader, RequestOptions, ServedModel
 from octavo.core.engine.wire import EngineRequest
 from octavo.core.load.resolve import resolve_model
 from octavo.core.text.tokenizer import Tokenizer
@@ -54,10 +56,11 @@ class _Front:
     reader: PromptReader
     pooling: PoolingDoor
     processor: OutputProcessor
+    desk: AdapterDesk
     stats: SchedulerStats
 
 
-class AsyncEngine(AsyncPoolingMethods):
+class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
     """A model in its own process, for one event loop.
 
         async with AsyncEngine("smollm2") as engine:
@@ -119,7 +122,9 @@ class AsyncEngine(AsyncPoolingMethods):
             pooler=text.pooler,
         )
         reader = PromptReader(model)
-        self._front = _Front(model, reader, PoolingDoor(model, reader), OutputProcessor(text.tokenizer), ready.stats)
+        door, processor = PoolingDoor(model, reader), OutputProcessor(text.tokenizer)
+        desk = AdapterDesk(self._send, ready.adapters)
+        self._front = _Front(model, reader, door, processor, desk, ready.stats)
         self._receiver = asyncio.create_task(self._receive(channel, self._front))
 
     @property
@@ -149,25 +154,20 @@ class AsyncEngine(AsyncPoolingMethods):
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue one prompt, yielding what each step brought. Closing the iterator ends the request.
 
         Args:
             prompt: a string or a list of token ids.
             sampling_params: None takes the defaults; logits_processors can't cross processes.
-            priority: lower runs earlier, under the policy "priority".
-            cache_salt: only requests of one salt share cached prefixes.
+            options: see RequestOptions.
 
         Raises:
             InvalidRequest: before anything is yielded; the engine goes on.
             EngineDead: the engine ended.
         """
-        async with aclosing(
-            self.generate_many([prompt], sampling_params, priority=priority, cache_salt=cache_salt)
-        ) as pieces:
+        async with aclosing(self.generate_many([prompt], sampling_params, **options)) as pieces:
             async for _, piece in pieces:
                 yield piece
 
@@ -175,15 +175,13 @@ class AsyncEngine(AsyncPoolingMethods):
         self,
         prompts: Sequence[Prompt],
         sampling_params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Continue several prompts at once, yielding (index of the prompt, piece) as they come.
 
         Arguments and errors are those of `generate`; when one prompt is refused, none goes on.
         """
-        read = self._reading(sampling_params, priority, cache_salt)
+        read = await self._reading(sampling_params, options)
         stream = await self._submit(prompts, read, every_piece=True)
         try:
             while (item := await stream.next()) is not None:
@@ -195,24 +193,20 @@ class AsyncEngine(AsyncPoolingMethods):
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        **options: Unpack[RequestOptions],
     ) -> RequestOutput:
         """Continue one prompt to its end; arguments and errors are those of `generate`."""
-        (output,) = await self.complete_many([prompt], sampling_params, priority=priority, cache_salt=cache_salt)
+        (output,) = await self.complete_many([prompt], sampling_params, **options)
         return output
 
     async def complete_many(
         self,
         prompts: Sequence[Prompt],
         sampling_params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        **options: Unpack[RequestOptions],
     ) -> list[RequestOutput]:
         """Continue several prompts to their ends, in the order given; as `generate_many` otherwise."""
-        read = self._reading(sampling_params, priority, cache_salt)
+        read = await self._reading(sampling_params, options)
         return await self._complete(await self._submit(prompts, read, every_piece=False))
 
     async def chat(
@@ -222,13 +216,13 @@ class AsyncEngine(AsyncPoolingMethods):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
         **template_arguments: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Reply to one conversation, as `generate` does; template_arguments are those of `ChatTemplate.render`."""
         token_ids = await self.read_chat(messages_, **template_arguments)
-        async with aclosing(
-            self.generate(token_ids, sampling_params, priority=priority, cache_salt=cache_salt)
-        ) as pieces:
+        options: RequestOptions = {"priority": priority, "cache_salt": cache_salt, "lora_request": lora_request}
+        async with aclosing(self.generate(token_ids, sampling_params, **options)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -271,6 +265,10 @@ class AsyncEngine(AsyncPoolingMethods):
         return self._front
 
     @property
+    def _desk(self) -> AdapterDesk:
+        return self._started.desk
+
+    @property
     def _pooling(self) -> PoolingDoor:
         return self._started.pooling
 
@@ -279,19 +277,26 @@ class AsyncEngine(AsyncPoolingMethods):
         stream = await self._submit(call.inputs, read, every_piece=False)
         return call.finish(await self._complete(stream))
 
-    def _reading(
-        self, sampling_params: SamplingParams | None, priority: int, cache_salt: str | None
+    async def _reading(
+        self, sampling_params: SamplingParams | None, options: RequestOptions
     ) -> Callable[[str, Prompt], EngineRequest]:
-        """How prompts of a generating call are read."""
+        """How prompts of a generating call are read; their adapter is there afterwards."""
         params = sampling_params or SamplingParams()
         if params.logits_processors:
             raise InvalidRequest(
                 "logits_processors run in the engine's own process only; use LLM for them", field="logits_processors"
             )
-        reader = self._started.reader
-        return lambda request_id, prompt: reader.read(
-            request_id, prompt, params, priority=priority, cache_salt=cache_salt
-        )
+        reader, adapter = self._started.reader, options.get("lora_request")
+        salt, priority = options.get("cache_salt"), options.get("priority", 0)
+        if adapter is not None:
+            await self._desk.ensure(adapter)
+        name = None if adapter is None else adapter.lora_name
+
+        def read(request_id: str, prompt: Prompt) -> EngineRequest:
+            request = reader.read(request_id, prompt, params, priority=priority, cache_salt=salt)
+            return request if name is None else dataclasses.replace(request, adapter=name)
+
+        return read
 
     async def _complete(self, stream: CallStream) -> list[RequestOutput]:
         """Wait for the ends of a call's requests."""
@@ -336,6 +341,8 @@ class AsyncEngine(AsyncPoolingMethods):
                         self._hand_out(message, front.processor)
                     case messages.Refused():
                         self._refuse(message)
+                    case messages.AdaptersChanged():
+                        front.desk.take(message)
                     case messages.Failed():
                         return self._end(messages.cause_of(message))
         except EngineDead as error:
@@ -377,6 +384,8 @@ class AsyncEngine(AsyncPoolingMethods):
         self._ended.set()
         for stream in self._streams.values():
             stream.fail(EngineDead(cause))
+        if self._front is not None:
+            self._front.desk.end(cause)
 
 
 def _text_side(config: EngineConfig) -> TextSide:

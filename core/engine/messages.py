@@ -1,7 +1,7 @@
 """What an engine process and its front say to each other: tagged msgpack, over two local sockets.
 
-    front  ── Submit · Abort · ResetPrefixCache · Stop ──>  engine process
-    front  <── Ready · Outputs · Refused · Failed ──        engine process
+    front  ── Submit · Abort · ResetPrefixCache · LoadAdapter · UnloadAdapter · Stop ──>  engine process
+    front  <── Ready · Outputs · Refused · AdaptersChanged · Failed ──                    engine process
 
 Every Outputs carries the scheduler's figures, so that metrics cost no question of their own. Start is said first, as
 a line of JSON on the process's stdin, before either side needs the sockets.
@@ -18,6 +18,7 @@ from msgspec import Struct
 from octavo.core.base import errors
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import EngineDead, InvalidRequest, UserError
+from octavo.core.base.lora import AdapterInfo
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.base.pooling import PoolingJob
@@ -41,6 +42,7 @@ class Submit(Struct, frozen=True, tag=True):
     priority: int
     cache_salt: str | None
     pooling: PoolingJob | None = None
+    adapter: str | None = None
 
 
 class Abort(Struct, frozen=True, tag=True):
@@ -55,6 +57,21 @@ class ResetPrefixCache(Struct, frozen=True, tag=True):
     """Forget all cached prefixes."""
 
 
+class LoadAdapter(Struct, frozen=True, tag=True):
+    """Read an adapter and give it a name; the answer brings back `call`."""
+
+    call: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(Struct, frozen=True, tag=True):
+    """Take an adapter's name away."""
+
+    call: int
+    name: str
+
+
 class Stop(Struct, frozen=True, tag=True):
     """End the process."""
 
@@ -65,6 +82,7 @@ class Ready(Struct, frozen=True, tag=True):
     vocab_size: int
     max_model_len: int
     stats: SchedulerStats
+    adapters: list[AdapterInfo]
 
 
 class Outputs(Struct, frozen=True, tag=True):
@@ -91,8 +109,16 @@ class Failed(Struct, frozen=True, tag=True):
     field: str | None
 
 
-ToEngine = Submit | Abort | ResetPrefixCache | Stop
-FromEngine = Ready | Outputs | Refused | Failed
+class AdaptersChanged(Struct, frozen=True, tag=True):
+    """All adapters as they are after a call, and why it was refused."""
+
+    call: int
+    adapters: list[AdapterInfo]
+    refused: Failed | None
+
+
+ToEngine = Submit | Abort | ResetPrefixCache | LoadAdapter | UnloadAdapter | Stop
+FromEngine = Ready | Outputs | Refused | AdaptersChanged | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
@@ -112,6 +138,7 @@ def submit_of(request: EngineRequest) -> Submit:
         priority=request.priority,
         cache_salt=request.cache_salt,
         pooling=request.pooling,
+        adapter=request.adapter,
     )
 
 
@@ -125,6 +152,7 @@ def request_of(message: Submit) -> EngineRequest:
         priority=message.priority,
         cache_salt=message.cache_salt,
         pooling=message.pooling,
+        adapter=message.adapter,
     )
 
 

@@ -3,9 +3,10 @@
     stdin: a Start, then nothing; when it ends the front is gone, and so is the process, at once and whatever it does
     folder/to  ── messages ──> [ receive, step, send ] ── messages ──> folder/from
 
-Without work the loop sleeps until a message comes. What is wrong with one request goes back as a Refused; anything
-else ends the process, after a Failed that carries the cause. Signals that a terminal or a service manager sends to
-the whole group are left to the front, which ends this process when its replies are done.
+Without work the loop sleeps until a message comes. What is wrong with one request goes back as a Refused, with an
+adapter as the answer to its call; anything else ends the process, after a Failed that carries the cause. Signals that a
+terminal or a service manager sends to the whole group are left to the front, which ends this process when its replies
+are done.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
-from octavo.core.base.errors import InvalidRequest, OctavoError
+from octavo.core.base.errors import InvalidRequest, OctavoError, UserError
 from octavo.core.engine import messages
 from octavo.core.engine.wire import EngineOutput
 
@@ -56,7 +57,8 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until told to stop."""
         engine = self._engine
-        self._send(messages.Ready(engine.vocab_size, engine.sizes.max_model_len, engine.stats()))
+        adapters = engine.adapters.list()
+        self._send(messages.Ready(engine.vocab_size, engine.sizes.max_model_len, engine.stats(), adapters))
         while self._running:
             outputs = self._receive(wait=not engine.has_work())
             if engine.has_work():
@@ -87,6 +89,8 @@ class EngineLoop:
                 return self._engine.abort(message.choices, message.reason, message.stop_reason)
             case messages.ResetPrefixCache():
                 self._engine.reset_prefix_cache()
+            case messages.LoadAdapter() | messages.UnloadAdapter():
+                self._change_adapters(message)
             case messages.Stop():
                 self._running = False
         return []
@@ -96,6 +100,17 @@ class EngineLoop:
             self._engine.add_request(messages.request_of(message))
         except InvalidRequest as error:
             self._send(messages.refused_of(message.request_id, error))
+
+    def _change_adapters(self, message: messages.LoadAdapter | messages.UnloadAdapter) -> None:
+        adapters, refused = self._engine.adapters, None
+        try:
+            if isinstance(message, messages.LoadAdapter):
+                adapters.load(message.name, message.path)
+            else:
+                adapters.unload(message.name)
+        except UserError as error:
+            refused = messages.failed_of(error)
+        self._send(messages.AdaptersChanged(message.call, adapters.list(), refused))
 
     def _send(self, message: messages.FromEngine) -> None:
         self._outbox.send(messages.encode(message))

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from octavo.core.base.errors import InvalidRequest
+from octavo.core.base.lora import LoRARequest
 from octavo.core.base.params import SamplingParams
 from octavo.core.engine.wire import EngineRequest
 from octavo.core.pool.pooler import Pooler
@@ -25,6 +26,20 @@ MAX_PRIORITY = 2**31 - 1
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a generating call may say of its requests besides how to sample.
+
+    Attributes:
+        priority: lower runs earlier, under the policy "priority".
+        cache_salt: only requests of one salt share cached prefixes.
+        lora_request: the low-rank adapter that they run with; one that is not loaded is read from its path, and stays.
+    """
+
+    priority: int
+    cache_salt: str | None
+    lora_request: LoRARequest | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

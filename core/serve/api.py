@@ -2,6 +2,7 @@
 
     routes/generation.py   POST /v1/completions, /v1/chat/completions
     routes/pooling.py      POST /v1/embeddings, /v1/classify, /v1/score, /v1/rerank
+    routes/adapters.py     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
     routes/models.py       GET  /v1/models
     routes/health.py       GET  /health
 
@@ -20,12 +21,13 @@ from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve import failures
 from octavo.core.serve.body import JsonRoute
 from octavo.core.serve.request_ids import RequestIds
-from octavo.core.serve.routes import generation, health, models, pooling
+from octavo.core.serve.routes import adapters, generation, health, models, pooling
 from octavo.core.serve.serving import Serving
 
 ROUTES: Sequence[Callable[[FastAPI, Serving], None]] = (
     generation.install,
     pooling.install,
+    adapters.install,
     models.install,
     health.install,
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from octavo.core.base.config import ServeConfig
 from octavo.core.base.errors import ModelNotFound
+from octavo.core.base.lora import LoRARequest
 from octavo.core.engine.async_engine import AsyncEngine
 
 
@@ -28,8 +29,19 @@ class Serving:
     version: str
     started: int
 
+    def adapter_of(self, name: str) -> LoRARequest | None:
+        """The adapter that a name asks for; None for the model itself.
+
+        Raises:
+            ModelNotFound: nothing of that name is served.
+        """
+        if name not in self.names and any(info.name == name for info in self.engine.list_adapters()):
+            return LoRARequest(name)
+        self.check_model(name)
+        return None
+
     def check_model(self, name: str) -> None:
-        """Raise ModelNotFound for a name that is not served."""
+        """Raise ModelNotFound for a name that is not the model's."""
         if name not in self.names:
             raise ModelNotFound(
                 f"model {name[:100]!r} is not served here; ask for {' or '.join(map(repr, self.names))}", field="model"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+from octavo.core.base.lora import LoRARequest
 from octavo.core.base.params import SamplingParams
 from octavo.core.engine.async_engine import AsyncEngine
-from octavo.core.engine.prompts import Prompt
+from octavo.core.engine.prompts import Prompt, RequestOptions
 from octavo.core.serve.answers import CLIENT_CLOSED_REQUEST, headers_of
 from octavo.core.serve.failures import json_response
 from octavo.core.serve.replies import ChatReply, CompletionReply, Reply, check_choices
@@ -25,16 +25,16 @@ def install(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one prompt or several."""
-        serving.check_model(body.model)
+        adapter = serving.adapter_of(body.model)
         body.refuse_unsupported()
         params = body.sampling_params()
         reply = CompletionReply(body.model, engine.tokenizer, params, echo=bool(body.echo))
-        return await _answer(engine, request, body, body.prompt, params, reply)
+        return await _answer(engine, request, body, body.prompt, params, reply, adapter)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Reply to a conversation."""
-        serving.check_model(body.model)
+        adapter = serving.adapter_of(body.model)
         body.refuse_unsupported()
         params = body.sampling_params()
         token_ids = await engine.read_chat(
@@ -42,7 +42,7 @@ def install(app: FastAPI, serving: Serving) -> None:
         )
         assert engine.tokenizer is not None  # it has just read the chat
         reply = ChatReply(body.model, engine.tokenizer, params)
-        return await _answer(engine, request, body, [token_ids], params, reply)
+        return await _answer(engine, request, body, [token_ids], params, reply, adapter)
 
 
 async def _answer(
@@ -52,10 +52,15 @@ async def _answer(
     prompts: Sequence[Prompt],
     params: SamplingParams,
     reply: Reply,
+    adapter: LoRARequest | None,
 ) -> Response:
     """Run the prompts and answer as one body or as a stream."""
     headers = headers_of(body.ignored_fields())
-    options: dict[str, Any] = {"priority": body.priority, "cache_salt": body.cache_salt}
+    options: RequestOptions = {
+        "priority": body.priority,
+        "cache_salt": body.cache_salt,
+        "lora_request": adapter,
+    }
     try:
         if body.stream:
             pieces = engine.generate_many(prompts, params, **options)

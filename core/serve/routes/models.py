@@ -15,8 +15,13 @@ def install(app: FastAPI, serving: Serving) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        """The model under each of its names."""
-        return json_response({"object": "list", "data": [_card(serving, name) for name in serving.names]})
+        """The model under each of its names, and its adapters."""
+        cards = [_card(serving, name) for name in serving.names]
+        adapters = [
+            {**_card(serving, info.name), "root": info.path, "parent": serving.names[0]}
+            for info in serving.engine.list_adapters()
+        ]
+        return json_response({"object": "list", "data": cards + adapters})
 
 
 def _card(serving: Serving, name: str) -> dict[str, Any]:
