@@ -124,8 +124,8 @@ class SafetensorsCheckpoint:
     def read_stored(self, name: str) -> torch.Tensor:
         entry = self._entry(name)
         if entry.file not in self._handles:
-            self._handles[entry.file] = _open(entry.file, "pt")
             self._ahead[entry.file] = ReadAhead(entry.file), tensor_offsets(entry.file)
+            self._handles[entry.file] = _open(entry.file, "pt")  # last: threads that share this look for it
         ahead, offsets = self._ahead[entry.file]
         ahead.touch(*offsets[name])
         try:
