@@ -32,6 +32,16 @@ _INERT = {
     "exllama_config": "another runtime's kernels",
     "q_group_size": "an older name beside group_size",
     "w_bit": "an older name beside bits",
+    "sym": "of GPTQ, whose fields newer writers add",
+    "act_group_aware": "of GPTQ",
+    "damp_percent": "how codes were found",
+    "true_sequential": "how codes were found",
+    "cache_block_outputs": "how codes were found",
+    "batch_size": "how codes were found",
+    "dataset": "how codes were found",
+    "tokenizer": "how codes were found",
+    "model_seqlen": "how codes were found",
+    "meta": "provenance",
 }
 
 
@@ -45,7 +55,8 @@ def awq_layers(files: Files, config: Mapping[str, Any]) -> dict[str, StoredLayer
     bits = settings.integer("bits", config.get("w_bit"))
     if bits != 4:
         raise settings.refuse("bits", "AWQ is read with 4 bits")
-    settings.choice("version", ("gemm",), "gemm")
+    for name in ("version", "format"):
+        settings.choice(name, ("gemm",), "gemm")
     if not settings.flag("zero_point", True):
         raise settings.refuse("zero_point", "AWQ is read with zero points")
     group_size = settings.integer("group_size", config.get("q_group_size"), low=-1)

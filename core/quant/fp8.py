@@ -46,6 +46,7 @@ def fp8_layers(files: Files, config: Mapping[str, Any]) -> dict[str, StoredLayer
     settings = Settings(config)
     settings.choice("activation_scheme", ("dynamic", "static"), "dynamic")
     settings.choice("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+    settings.choice("expert_dtype", ("fp8",), "fp8")
     blocks = read_block_shape(settings, "weight_block_size")
     settings.finish(_INERT)
     names = [name for name in files.layers_with("weight") if files.dtype(f"{name}.weight") == FP8_DTYPE]
