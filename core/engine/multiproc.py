@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import select
+import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -152,7 +153,8 @@ class MultiprocExecutor:
     def _start(self, config: EngineConfig, address: str) -> None:
         level = logging.getLogger("octavo").getEffectiveLevel()
         for rank in range(self._size):
-            child = ChildProcess(MODULE, keeps_log=True)
+            # On a terminal rank 0 writes by itself: a progress bar is not made of lines.
+            child = ChildProcess(MODULE, keeps_log=rank > 0 or not sys.stderr.isatty())
             self._ranks.append(child)
             # All come to the same warnings: one of them is enough to say so.
             begin = messages.Begin(config, Place(rank, self._size, address), level if rank == 0 else logging.ERROR)

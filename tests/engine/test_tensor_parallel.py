@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -362,3 +364,19 @@ def test_run_over_two_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().out == "DEFGH ok\n"
     assert main(["plan", model, *flags, "--tensor-parallel-size", "2"]) == 0
     assert "2 devices" in capfd.readouterr().out
+
+
+def test_a_terminal_sees_the_progress_of_one_rank(tiny: TinyModels) -> None:
+    terminal, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    script = SCRIPT.replace("progress=False", "progress=True").replace("max_tokens=500", "max_tokens=1")
+    command = [sys.executable, "-c", script, str(tiny.directory("llama"))]
+    env = os.environ | {"PYTHONPATH": paths}
+    assert subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=env, check=False).returncode == 0
+    os.close(theirs)
+    shown = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    bars = [line for line in re.split(r"[\r\n]+", shown) if line.startswith("Loading: ")]
+    assert bars
+    assert len([bar for bar in bars if "  0%" in bar]) == 1
