@@ -81,10 +81,7 @@ class PromptReader:
         Raises:
             InvalidRequest: naming the field, the limit and the fix.
         """
-        if self._model.pooler is not None:
-            raise InvalidRequest(
-                "this model gives vectors and generates no text; use embed, classify or score", field="model"
-            )
+        self._check_generates()
         return self.prepare(request_id, prompt, params, priority=priority, cache_salt=cache_salt)
 
     def prepare(
@@ -113,13 +110,20 @@ class PromptReader:
             template_arguments: of `ChatTemplate.render`.
 
         Raises:
-            InvalidRequest: there is no template, or it refuses the conversation.
+            InvalidRequest: the model generates no text, has no template, or the template refuses the conversation.
         """
         from octavo.core.text.chat import encode_chat  # imports jinja2, which only chats need
 
+        self._check_generates()
         text = self._chat_template.render(messages, **template_arguments)
         self._check_text_length(text, "messages")
         return encode_chat(self._tokenizer("messages"), text)
+
+    def _check_generates(self) -> None:
+        if self._model.pooler is not None:
+            raise InvalidRequest(
+                "this model gives vectors and generates no text; use embed, classify or score", field="model"
+            )
 
     def text_ids(self, text: str) -> list[int]:
         """Token ids of a text, with what the tokenizer puts around it. Raises InvalidRequest."""

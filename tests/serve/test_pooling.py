@@ -121,6 +121,7 @@ def test_other_models_and_other_tasks(vectors: Server, classes: Server, server: 
     with pytest.raises(openai.NotFoundError):
         vectors.client.embeddings.create(model="other", input="a")
     assert vectors.refusal("completions", prompt="a")["param"] == "model"
+    assert vectors.refusal("chat/completions", messages=[{"role": "user", "content": "a"}])["param"] == "model"
     assert vectors.refusal("classify", input="a")["param"] == "model"
     assert classes.refusal("embeddings", input="a")["param"] == "model"
     assert server.refusal("embeddings", input="a")["param"] == "model"
