@@ -61,6 +61,8 @@ def _answer(llm: LLM, messages: list[dict[str, str]], raw: bool, params: Samplin
     try:
         return llm.chat_stream(messages, params)
     except InvalidRequest as error:
+        if error.field != "messages":
+            raise
         raise InvalidRequest(f"{error}; --raw continues the text without a template", field=error.field) from None
 
 
