@@ -25,6 +25,7 @@ import torch
 
 from octavo.core.backend.device import StepBuffers
 from octavo.core.backend.kv import KVCache, KVCacheSpec
+from octavo.core.backend.quant import QuantizedTensor
 from octavo.core.backend.specs import AttentionSpec, CacheSpec
 from octavo.core.base.errors import CheckpointError, ConfigError
 from octavo.core.layers.context import LayerContext
@@ -168,13 +169,16 @@ class GenericModel:
         """Every parameter of the module under the name that checkpoints give it; one that is tied counts once."""
         del norm_weights_include_one  # of GGUF files, which name an architecture that is native
 
-        def place(parameter: torch.nn.Parameter, tensor: torch.Tensor) -> None:
+        def place(parameter: torch.nn.Parameter, name: str, stored: torch.Tensor | QuantizedTensor) -> None:
+            plain = self._context.formats.linear([name]).as_plain().part(name, stored)
             with torch.no_grad():
-                parameter.copy_(tensor)
+                parameter.copy_(plain)
 
         stored = _checkpoint_names(self._module, self.config.values["architectures"][0])
         return {
-            stored[name]: WeightTarget(tuple(parameter.shape), partial(place, parameter))
+            stored[name]: WeightTarget(
+                tuple(parameter.shape), partial(place, parameter, stored[name].removesuffix(".weight"))
+            )
             for name, parameter in self._module.named_parameters()
         }
 

@@ -28,11 +28,14 @@ from octavo.core.quant.layer import Files, StoredLayer, by_weight
 if TYPE_CHECKING:
     from octavo.core.load.checkpoint import Checkpoint
 
-PLAIN_LAYERS = ("embed", "wte", "wpe", "lm_head", "router", "score", "classifier", "pooler", "output_layer")
+PLAIN_LAYERS = ("embed", "wte", "wpe", "router", "norm")
 """A layer with one of these in the last part of its name stays plain."""
 
-PLAIN_NAMES = ("gate", "shared_expert_gate", "output", "shared", "kv_b_proj")
+PLAIN_NAMES = ("gate", "shared_expert_gate", "shared", "kv_b_proj")
 """As PLAIN_LAYERS, but the whole of the last part. Latent attention takes kv_b_proj apart and would undo its codes."""
+
+PLAIN_MODULES = ("lm_head", "output", "output_layer", "embed_out", "score", "classifier", "pooler", "cls")
+"""A layer that is, or lies in, a module of one of these names at the top of the model stays plain."""
 
 _INT8_MAX, _INT4_MAX, _FP8_MAX = 127.0, 15.0, 448.0
 _GROUP_SIZES = (128, 64, 32)
@@ -54,8 +57,10 @@ def onload_layers(checkpoint: Checkpoint, kind: str) -> dict[str, StoredLayer]:
 
 def is_quantised(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a layer of this name and weight is one of those that quantisation at load is for."""
-    last = name.rsplit(".", 1)[-1]
-    return len(shape) == 2 and last not in PLAIN_NAMES and not any(part in last for part in PLAIN_LAYERS)
+    parts = name.split(".")
+    if len(shape) != 2 or parts[-1] in PLAIN_NAMES or any(part in parts[-1] for part in PLAIN_LAYERS):
+        return False
+    return not any(part in PLAIN_MODULES for part in parts[:2])
 
 
 def scheme_of(kind: str, in_features: int) -> QuantScheme:

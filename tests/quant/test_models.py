@@ -16,6 +16,7 @@ from octavo.core.base.errors import CheckpointError
 from octavo.core.quant.onload import KINDS
 from tests.fakes import tiny_models
 from tests.fakes.families import FAMILIES
+from tests.models import test_generic
 from tests.models.rank_runner import RankRunner
 from tests.models.step_runner import ReferenceBackend, StepRunner, load_model, relative_error
 from tests.quant import packers, tiny_checkpoints
@@ -200,6 +201,18 @@ def test_a_mixture_with_act_order(backend: Any, tmp_path: Path) -> None:
     )
     pack, config = CASES["gptq-act-order"]
     check(run(tiny_checkpoints.write(tiny, tmp_path, pack, config), backend), float_model(tmp_path))
+
+
+def test_a_model_without_a_family_of_its_own(tmp_path: Path) -> None:
+    """Hugging Face's own modelling holds plain weights: codes are undone as they are placed, act-order included."""
+    model = test_generic.make("OlmoForCausalLM", vocab_size=97)
+
+    def pack(_: str, shape: tuple[int, int], seed: int) -> Packed:
+        groups = packers.shuffled_groups(shape[1], 16, seed)
+        return packers.compressed_int(seed, *shape, 16, bits=4, symmetric=False, packed=True, groups_K=groups)
+
+    config = group_config(integers(4, False, 16), format="pack-quantized")
+    check(run(tiny_checkpoints.write(model, tmp_path, pack, config), ReferenceBackend()), float_model(tmp_path))
 
 
 def test_a_fused_layer_that_is_half_skipped(tmp_path: Path) -> None:

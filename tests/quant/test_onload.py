@@ -85,7 +85,8 @@ def test_pieces_of_rows_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatc
 
 def test_what_stays_plain(open_with: Callable[..., Any]) -> None:
     plain = ["model.embed_tokens", "lm_head", "model.layers.0.mlp.gate", "model.layers.0.mlp.shared_expert_gate",
-             "model.layers.0.mlp.router", "transformer.wte", "bert.embeddings.word_embeddings"]  # fmt: skip
+             "model.layers.0.mlp.router", "model.layers.0.self_attn.q_norm", "classifier.out_proj",
+             "bert.pooler.dense", "score", "transformer.wte", "bert.embeddings.word_embeddings"]  # fmt: skip
     quantised = ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.experts.3.w1", "model.layers.0.self_attn.o_proj",
                  "encoder.layer.0.attention.output.dense", "model.layers.0.mlp.shared_expert.up_proj"]  # fmt: skip
     tensors = {f"{name}.weight": normal(8, 32) for name in (*plain, *quantised)}
