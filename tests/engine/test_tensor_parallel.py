@@ -289,13 +289,23 @@ def test_a_rank_that_goes_wrong_in_a_step_ends_the_engine_with_its_cause(
             llm.op_choices()
 
 
-def test_a_rank_that_hangs_costs_the_deadline(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("patience", "cause"),
+    [
+        (2.0, r"rank 1 of 2 did not answer within \d+\.\d s"),  # rank 0 gives up on it, and is no cause
+        (300.0, r"ranks 0 and 1 of 2 did not answer within \d+\.\d s"),  # the engine is the first to give up
+    ],
+)
+def test_a_rank_that_hangs_is_given_up(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, patience: float, cause: str
+) -> None:
     make_faulty(monkeypatch, "hang")
+    monkeypatch.setenv("RANK_PATIENCE", str(patience))
     model = tiny.directory("llama")
     config = EngineConfig(model=str(model), tensor_parallel_size=2, **OPTIONS)
-    engine = Engine(config, MultiprocExecutor(config, model, step_seconds=2.0))
+    engine = Engine(config, MultiprocExecutor(config, model, step_seconds=60.0 if patience < 60.0 else 2.0))
     began = time.monotonic()
-    with pytest.raises(EngineDead, match=r"^ranks 0 and 1 of 2 did not answer within 2\.\d s$"):
+    with pytest.raises(EngineDead, match=f"^{cause}$"):
         drive(engine, [EngineRequest(request_id="a", prompt_token_ids=[1, 2], params=GREEDY)])
     assert time.monotonic() - began < 30
     engine.close()
