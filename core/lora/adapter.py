@@ -19,7 +19,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,6 +33,9 @@ _PREFIX = "base_model.model."
 _TENSOR = re.compile(
     r"(?P<layer>.+?)\.(?:lora_(?P<linear>[AB])\.weight|lora_embedding_(?P<embedding>[AB])|(?P<base>(base_layer\.)?weight))"
 )
+_NESTED = ".base_layer"
+"""What PEFT puts between a module's name and the matrices of all its adapted parameters but one."""
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -51,6 +53,14 @@ class AdapterLayer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class MatrixPair:
+    """A and B of a parameter, as stored; see stacked.py."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
     """A PEFT directory, read and checked as far as that goes without a model.
 
@@ -59,6 +69,7 @@ class Adapter:
         adapter_id: digest of the content.
         settings: what its config says.
         layers: by checkpoint layer.
+        parameters: by module, pairs of matrices for parameters of it that target_parameters names.
         base_weights: by checkpoint layer, weights of the base model that the file repeats.
     """
 
@@ -66,12 +77,13 @@ class Adapter:
     adapter_id: str
     settings: LoraSettings
     layers: Mapping[str, AdapterLayer]
+    parameters: Mapping[str, tuple[MatrixPair, ...]]
     base_weights: Mapping[str, torch.Tensor]
 
     @property
-    def rank(self) -> int:
-        """The largest rank of its layers."""
-        return max(layer.weights.rank for layer in self.layers.values())
+    def num_layers(self) -> int:
+        """Layers that it adapts; a parameter that holds several experts counts as one."""
+        return len(self.layers) + sum(len(pairs) for pairs in self.parameters.values())
 
 
 def read_settings(path: Path) -> LoraSettings:
@@ -111,10 +123,22 @@ def read_adapter(path: Path) -> Adapter:
         kind = "base" if match["base"] else match["linear"] or f"embedding_{match['embedding']}"
         found.setdefault(match["layer"], {})[kind] = tensor
     base_weights = {layer: kinds.pop("base") for layer, kinds in found.items() if "base" in kinds}
-    layers = {layer: _layer(path, settings, layer, kinds) for layer, kinds in sorted(found.items()) if kinds}
-    if not layers:
+    layers: dict[str, AdapterLayer] = {}
+    parameters: dict[str, tuple[MatrixPair, ...]] = {}
+    for layer, kinds in sorted(found.items()):
+        module = layer.removesuffix(_NESTED)
+        while module.endswith(_NESTED):
+            module = module.removesuffix(_NESTED)
+        if not kinds:
+            continue
+        if settings.target_parameters and not settings.selects(module):
+            pair = MatrixPair(*_matrices(path, layer, kinds, ("A", "B")))
+            parameters[module] = (*parameters.get(module, ()), pair)
+        else:
+            layers[layer] = _layer(path, settings, layer, kinds)
+    if not layers and not parameters:
         raise CheckpointError(f"{path / WEIGHTS_FILE} holds no adapter weights; save the adapter again", field="lora")
-    return Adapter(path, _digest(layers), settings, layers, base_weights)
+    return Adapter(path, _digest(settings, layers, parameters), settings, layers, parameters, base_weights)
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -147,18 +171,25 @@ def _foreign(path: Path, name: str) -> CheckpointError:
 def _layer(path: Path, settings: LoraSettings, name: str, kinds: Mapping[str, torch.Tensor]) -> AdapterLayer:
     """One layer, its tensors checked against each other and against the config."""
     is_embedding = "embedding_A" in kinds
-    pair = ("embedding_A", "embedding_B") if is_embedding else ("A", "B")
+    a_RK, b_NR = _matrices(path, name, kinds, ("embedding_A", "embedding_B") if is_embedding else ("A", "B"))
+    if not settings.selects(name):
+        raise _wrong(path, name, f"has weights, but target_modules of {CONFIG_FILE} does not select it")
+    rank = settings.rank_of(name)
+    if a_RK.shape[0] != rank or b_NR.shape[1] != rank:
+        raise _wrong(path, name, f"has A {list(a_RK.shape)} and B {list(b_NR.shape)}, but rank {rank} by {CONFIG_FILE}")
+    return AdapterLayer(LoraWeights(a_RK, b_NR, settings.scale_of(name)), is_embedding)
+
+
+def _matrices(
+    path: Path, name: str, kinds: Mapping[str, torch.Tensor], pair: tuple[str, str]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B of a layer, which has nothing else."""
     if set(kinds) != set(pair):
         raise _wrong(path, name, f"has {' and '.join(sorted(kinds))} where it needs {pair[0]} and {pair[1]}")
     a_RK, b_NR = kinds[pair[0]], kinds[pair[1]]
     if any(tensor.ndim != 2 or tensor.dtype not in _DTYPES for tensor in (a_RK, b_NR)):
         raise _wrong(path, name, f"has matrices of {a_RK.dtype} {list(a_RK.shape)} and {b_NR.dtype} {list(b_NR.shape)}")
-    rank = settings.rank_of(name)
-    if a_RK.shape[0] != rank or b_NR.shape[1] != rank:
-        raise _wrong(path, name, f"has A {list(a_RK.shape)} and B {list(b_NR.shape)}, but rank {rank} by {CONFIG_FILE}")
-    if not settings.selects(name):
-        raise _wrong(path, name, f"has weights, but target_modules of {CONFIG_FILE} does not select it")
-    return AdapterLayer(LoraWeights(a_RK, b_NR, settings.scale_of(name)), is_embedding)
+    return a_RK, b_NR
 
 
 def _wrong(path: Path, layer: str, what: str) -> CheckpointError:
@@ -169,14 +200,24 @@ def _wrong(path: Path, layer: str, what: str) -> CheckpointError:
     )
 
 
-def _digest(layers: Mapping[str, AdapterLayer]) -> str:
+def _digest(
+    settings: LoraSettings, layers: Mapping[str, AdapterLayer], parameters: Mapping[str, tuple[MatrixPair, ...]]
+) -> str:
     """SHA-256 over all that a reply depends on. Requests of different users share cached blocks by it."""
     digest = hashlib.sha256()
-    for name, layer in layers.items():
-        pair = (layer.weights.a_RK, layer.weights.b_NR)
-        head: list[Any] = [name, layer.is_embedding, layer.weights.scale.hex()]
-        head += [(str(tensor.dtype), tuple(tensor.shape)) for tensor in pair]
-        digest.update(repr(head).encode())
-        for tensor in pair:
+
+    def add(what: object, *matrices: torch.Tensor) -> None:
+        shapes = [(str(tensor.dtype), tuple(tensor.shape)) for tensor in matrices]
+        digest.update(repr((what, shapes)).encode())
+        for tensor in matrices:
             digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+
+    for name, layer in layers.items():
+        weights = layer.weights
+        add((name, layer.is_embedding, weights.scale.hex()), weights.a_RK, weights.b_NR)
+    if parameters:
+        add(settings)  # which pair has which scale, the model's shapes say
+    for name, pairs in parameters.items():
+        for pair in pairs:
+            add(name, pair.a, pair.b)
     return digest.hexdigest()

@@ -18,6 +18,7 @@ from octavo.core.base.errors import CheckpointError
 from octavo.core.base.names import did_you_mean
 from octavo.core.lora.adapter import Adapter, AdapterLayer
 from octavo.core.lora.parts import LoraPart, LoraWeights
+from octavo.core.lora.stacked import ExpertStack, unstacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +26,27 @@ class Place:
     """Where a checkpoint layer's adapters go.
 
     Attributes:
+        name: of the checkpoint layer; adapters may know it by another one.
         part: that the layer is, or is a member of.
         is_here: False: another rank holds it.
         repeats: whether a tensor repeats the layer's own weight; None: it can't be asked.
     """
 
+    name: str
     part: LoraPart
     is_here: bool = True
     repeats: Callable[[torch.Tensor], bool] | None = None
 
 
-def fit_adapter(adapter: Adapter, places: Mapping[str, Place], max_rank: int) -> dict[str, LoraWeights]:
+def fit_adapter(
+    adapter: Adapter, places: Mapping[str, Place], stacks: Mapping[str, ExpertStack], max_rank: int
+) -> dict[str, LoraWeights]:
     """Check an adapter against a model's layers; returns what this rank holds of each, on the host.
 
     Args:
         adapter: as read.
         places: the model's layers by checkpoint name.
+        stacks: the model's experts, by the module that has their parameters.
         max_rank: of a slot.
 
     Raises:
@@ -53,8 +59,9 @@ def fit_adapter(adapter: Adapter, places: Mapping[str, Place], max_rank: int) ->
             raise _error(
                 adapter, name, "comes with a base weight that is not this model's; merge the adapter into its model"
             )
-    fitted = {name: _fitted(adapter, name, layer, places, max_rank) for name, layer in adapter.layers.items()}
-    return {name: weights for name, weights in fitted.items() if places[name].is_here}
+    layers = {**adapter.layers, **unstacked(adapter, stacks)}
+    fitted = {name: _fitted(adapter, name, layer, places, max_rank) for name, layer in layers.items()}
+    return {places[name].name: weights for name, weights in fitted.items() if places[name].is_here}
 
 
 def _fitted(

@@ -3,7 +3,7 @@
     target_modules      ┐
     exclude_modules     ├─► selects(layer)      which layers the adapter has weights for
     layers_to_transform │
-    layers_pattern      ┘
+    layers_pattern      ┘                    target_parameters ──► selects_parameter(…experts.down_proj)
     r, rank_pattern ──────► rank_of(layer) ┐
     lora_alpha, alpha_pattern, use_rslora ─┴─► scale_of(layer)      alpha / r, or alpha / sqrt(r)
 
@@ -33,7 +33,7 @@ _MERGE = "merge the adapter into its model (PEFT's merge_and_unload) and serve t
 
 _READ = (
     "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
-    "layers_to_transform", "layers_pattern", "init_lora_weights",
+    "layers_to_transform", "layers_pattern", "init_lora_weights", "target_parameters",
 )  # fmt: skip
 
 _INERT = (
@@ -50,7 +50,6 @@ _REFUSED: Mapping[str, str] = {
     "modules_to_save": "it replaces whole layers of the base model",
     "trainable_token_indices": "it replaces rows of the base model's embedding",
     "fan_in_fan_out": "it was made for a model that stores its weights transposed",
-    "target_parameters": "its matrices adapt parameters and not layers",
     "layer_replication": "it repeats layers of the base model",
     "ensure_weight_tying": "it ties the embedding's adapter to the output head's",
     "use_qalora": "QALoRA pools the inputs of its layers",
@@ -80,6 +79,7 @@ class LoraSettings:
     exclude_modules: Names
     layers_to_transform: tuple[int, ...] | None
     layers_pattern: tuple[str, ...]
+    target_parameters: tuple[str, ...]
 
     @classmethod
     def read(cls, values: Mapping[str, Any], path: Path) -> LoraSettings:
@@ -94,8 +94,10 @@ class LoraSettings:
         """
         reader = _Reader(values, path)
         reader.refuse_unsupported()
-        targets = reader.names("target_modules")
-        if not targets:
+        targets, parameters = reader.names("target_modules"), reader.names("target_parameters")
+        if isinstance(parameters, str):
+            raise reader.error("target_parameters", f"is {parameters!r}; give a list of names")
+        if not targets and not parameters:
             raise reader.error("target_modules", "is missing; an adapter must say which layers it adapts")
         layers = reader.layers_to_transform()
         if isinstance(targets, str) and layers is not None:
@@ -110,6 +112,7 @@ class LoraSettings:
             exclude_modules=reader.names("exclude_modules"),
             layers_to_transform=layers,
             layers_pattern=reader.layers_pattern(),
+            target_parameters=parameters,
         )
 
     @property
@@ -142,6 +145,10 @@ class LoraSettings:
             return False
         named_whole = layer in self.target_modules and not isinstance(self.target_modules, str)
         return self.layers_to_transform is None or named_whole or self._layer_index(layer) in self.layers_to_transform
+
+    def selects_parameter(self, parameter: str) -> bool:
+        """Whether the adapter has weights for a parameter that holds all experts of a layer, or for a router's."""
+        return _matches(self.target_parameters, parameter)
 
     def _layer_index(self, layer: str) -> int | None:
         """The number of the decoder layer that a layer is part of: the first one in its name."""

@@ -33,6 +33,7 @@ from octavo.core.lora.embedding import EmbeddingAdapters
 from octavo.core.lora.experts import ExpertAdapters
 from octavo.core.lora.fit import Place, fit_adapter
 from octavo.core.lora.parts import LoraPart, LoraWeights, PartShape, ProductAdapters
+from octavo.core.lora.stacked import ExpertStack
 
 Repeats = Callable[[torch.Tensor], bool]
 """Whether a tensor repeats a layer's own weight; some adapters bring a copy of it."""
@@ -45,7 +46,7 @@ class AdapterFacts:
     Attributes:
         adapter_id: the content's digest.
         rank: the largest of its layers.
-        num_layers: layers that it adapts.
+        num_layers: layers that it adapts; all experts of a layer may count as one.
     """
 
     adapter_id: str
@@ -117,6 +118,7 @@ class AdapterSlots:
         self._max_rank = max_lora_rank
         self._max_host_copies = max_cpu_loras
         self._places: dict[str, Place] = {}
+        self._stacks: dict[str, ExpertStack] = {}
         self._known: OrderedDict[str, _Known] = OrderedDict()  # the longest unused first
         self._slots = [_Slot(index) for index in range(max_loras)]  # the longest idle first
         self._generation = 0
@@ -140,8 +142,17 @@ class AdapterSlots:
         """
         return ProductAdapters([self._part(shape, dtype or self._dtype, repeats) for shape in shapes])
 
-    def experts(self, up: Sequence[PartShape], down: PartShape) -> ExpertAdapters:
-        """The adapters of a layer's experts: of the products before their activation, and of the one behind it."""
+    def experts(
+        self, up: Sequence[PartShape], down: PartShape, stack: ExpertStack, modules: Sequence[str]
+    ) -> ExpertAdapters:
+        """The adapters of a layer's experts.
+
+        Args:
+            up, down: the products before their activation, and the one behind it.
+            stack: names and sizes of the experts, for adapters of parameters that hold them all.
+            modules: names of the module that such adapters give to the experts.
+        """
+        self._stacks |= dict.fromkeys(modules, stack)
         return ExpertAdapters([self._part(shape, self._dtype) for shape in up], self._part(down, self._dtype))
 
     def embedding(self, shape: PartShape, *, scale: float, repeats: Repeats | None = None) -> EmbeddingAdapters:
@@ -159,6 +170,10 @@ class AdapterSlots:
         self._register(part, repeats)
         return part
 
+    def alias(self, name: str, other: str) -> None:
+        """Let adapters call a registered layer by another name."""
+        self._places[other] = self._places[name]
+
     def _part(self, shape: PartShape, dtype: torch.dtype, repeats: Repeats | None = None) -> LoraPart:
         part = LoraPart(
             shape, self._backend, self._opset, dtype=dtype, num_slots=len(self._slots), max_rank=self._max_rank
@@ -170,7 +185,7 @@ class AdapterSlots:
         for member, name in enumerate((*part.shape.names, *part.shape.elsewhere)):
             if name in self._places:
                 raise ValueError(f"two layers registered {name} for adapters")
-            self._places[name] = Place(part, member < len(part.shape.names), repeats)
+            self._places[name] = Place(name, part, member < len(part.shape.names), repeats)
 
     # -- for the engine ----------------------------------------------------------------------------------------
 
@@ -184,9 +199,9 @@ class AdapterSlots:
         """
         directory = Path(path).expanduser().absolute()
         adapter = read_adapter(directory)
-        weights = fit_adapter(adapter, self._places, self._max_rank)
+        weights = fit_adapter(adapter, self._places, self._stacks, self._max_rank)
         self._make_ready(weights)
-        facts = AdapterFacts(adapter.adapter_id, adapter.rank, len(weights))
+        facts = AdapterFacts(adapter.adapter_id, adapter.settings.max_rank, adapter.num_layers)
         self._known[facts.adapter_id] = _Known(directory, facts, weights)
         self._touch(facts.adapter_id)
         return facts
@@ -285,7 +300,7 @@ class AdapterSlots:
                 raise CheckpointError(
                     f"the files of adapter {known.path} changed since it was loaded; load it again", field="lora"
                 )
-            known.weights = fit_adapter(adapter, self._places, self._max_rank)
+            known.weights = fit_adapter(adapter, self._places, self._stacks, self._max_rank)
         return known.weights
 
     def _fill(self, slot: _Slot, adapter_id: str | None, layers: Mapping[str, LoraWeights]) -> None:

@@ -82,7 +82,7 @@ def test_what_peft_writes_is_read(tmp_path):
         ("modules_to_save", ["lm_head"]),
         ("trainable_token_indices", [3]),
         ("fan_in_fan_out", True),
-        ("target_parameters", ["mlp.experts.down_proj"]),
+        ("target_parameters", "mlp.experts.down_proj"),
         ("layer_replication", [[0, 2], [1, 3]]),
         ("ensure_weight_tying", True),
         ("use_qalora", True),

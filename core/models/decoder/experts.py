@@ -28,8 +28,12 @@ from octavo.core.load.stream import WeightTarget
 from octavo.core.lora.experts import ExpertAdapters
 from octavo.core.lora.parts import PartShape
 from octavo.core.lora.slots import AdapterSlots
+from octavo.core.lora.stacked import ExpertStack
 from octavo.core.models.decoder.config import MoeConfig
 from octavo.core.parallel.mesh import Range
+
+MODULE_OF_EXPERTS = "mlp.experts"
+"""What Hugging Face calls the module of a layer's experts, whatever a checkpoint's tensors are called."""
 
 
 class Experts:
@@ -46,6 +50,7 @@ class Experts:
         self._context, self._config = context, config
         self._hidden_size = hidden_size
         self._name = f"{prefix}.{config.experts}"
+        self._prefix = prefix
         self._plain_parts: set[tuple[str, ...]] = set()
         inner = config.intermediate_size
         if context.expert_parallel:
@@ -170,7 +175,10 @@ class Experts:
             )
 
         up = [shape(part, inner, hidden, self._inner, None) for part in ("gate", "up")]
-        return slots.experts(up, shape("down", hidden, inner, None, self._inner))
+        down = shape("down", hidden, inner, None, self._inner)
+        gates, ups, downs = ([f"{self._name}.{expert}.{own[part]}" for expert in experts] for part in own)
+        stack = ExpertStack(gates, ups, downs, inner, hidden, in_turn=config.stacked == "interleaved")
+        return slots.experts(up, down, stack, (self._name, f"{self._prefix}.{MODULE_OF_EXPERTS}"))
 
     def _names(self, expert: int, parts: tuple[str, ...]) -> list[str]:
         config = self._config

@@ -20,6 +20,9 @@ from octavo.core.models.decoder.config import DecoderConfig, MoeConfig
 from octavo.core.models.decoder.experts import Experts
 from octavo.core.models.decoder.feed_forward import FeedForward, FeedForwardNames
 
+MODULE_OF_ROUTER = "mlp.gate"
+"""What Hugging Face calls most families' routers, whatever a checkpoint's tensor is called."""
+
 
 class MixtureOfExperts:
     """Router, experts and the shared expert of one layer.
@@ -45,6 +48,8 @@ class MixtureOfExperts:
             out_dtype=torch.float32,
             adapter_kind="router",
         )
+        if context.adapters is not None and config.router != MODULE_OF_ROUTER:
+            context.adapters.alias(f"{prefix}.{config.router}", f"{prefix}.{MODULE_OF_ROUTER}")
         self._experts = Experts(context, config, prefix, hidden_size)
         self._correction_name = f"{prefix}.{config.correction_bias}"
         self._correction_E = None
