@@ -20,11 +20,12 @@ ABSORBED = ("deepseek_v2", "deepseek_v3")
 DECODERS = [name for name, tiny in FAMILIES.items() if tiny.model in registry.FAMILIES and name not in NOT_IN_PEFT]
 
 
-def peft_of(family, path, targets="all-linear", **options):
+def peft_of(family, path, targets="all-linear", *, sizes=None, **options):
+    """A family's model with an adapter that PEFT made, runs, and saved at a path."""
     import peft
 
     torch.manual_seed(3)
-    model = FAMILIES[family].make()
+    model = FAMILIES[family].make(**(sizes or {}))
     config = peft.LoraConfig(
         task_type="CAUSAL_LM", r=4, lora_alpha=4, init_lora_weights=False, target_modules=targets, **options
     )
