@@ -69,6 +69,7 @@ INERT: Mapping[str, str] = {
     "sbert_ce_default_activation_function": "read by the pooler",
     "matryoshka_dimensions": "read by the pooler",
     "is_matryoshka": "a note",
+    "embedding_pooling": "read by the pooler",
 }
 """Fields that every family may pass over, with the reason. Never written to."""
 

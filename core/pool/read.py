@@ -2,6 +2,7 @@
 
 …ForSequenceClassification        a classifier                         classifier.py
 a directory with modules.json     an embedding model, its own rules    sentence.py
+a config with embedding_pooling   an embedding model, as its GGUF file says
 any model, and --pooling KIND     an embedding model, by the user's word
 …Model, without any of these      an error: nothing says which rows count
 anything else                     generates text
@@ -43,6 +44,10 @@ def read_pooler(config: Mapping[str, Any], path: Path, asked: str | None = None)
         pooler = read_sentence_modules(path, _width(config))
         if asked not in (None, pooler.kind):
             raise CheckpointError(f"{path} pools by {pooler.kind}, not by {asked}; leave pooling out", field="pooling")
+    elif (stored := config.get("embedding_pooling")) is not None:
+        if asked not in (None, stored):
+            raise CheckpointError(f"{path} pools by {stored}, not by {asked}; leave pooling out", field="pooling")
+        pooler = Pooler(task="embed", kind=_kind(stored), width=_width(config), normalize=True)
     elif asked is not None:
         pooler = Pooler(task="embed", kind=_kind(asked), width=_width(config), normalize=True)
     elif _gives_rows(architecture, config):

@@ -20,6 +20,7 @@ from octavo.core.load.gguf import GGUFCheckpoint
 Keys = dict[str, Any]
 Weights = dict[str, np.ndarray]
 Writer = Callable[..., Path]
+EMBEDDING = {"token_embd.weight": np.zeros((40, 64), np.float32)}
 
 
 def reordered(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -207,11 +208,26 @@ def test_a_returned_tensor_outlives_the_checkpoint(llama_gguf: Path, llama_weigh
 @pytest.mark.parametrize(
     ("changes", "part_of_message"),
     [
-        ({"llama.expert_count": 8}, "mixture of 8 experts"),
+        ({"llama.expert_count": 8}, "expert_used_count is None; a mixture of experts must say"),
+        ({"llama.expert_count": 8.5}, "llama.expert_count is 8.5"),
+        ({"llama.nextn_predict_layers": 1}, "1 layers that draft tokens"),
+        ({"llama.attention.causal": False}, "llama.attention.causal is False"),
+        ({"llama.pooling_type": 4}, "pooling_type is 4, a classifier"),
+        ({"llama.pooling_type": 9}, "pooling_type is 9, an unknown kind"),
         ({"llama.attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv is not supported"),
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8 where a head has 16"),
         ({"llama.attention.value_length": 32}, "attention.value_length is 32"),
-        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "rotary scaling 'yarn' by 4.0"),
+        ({"llama.rope.scaling.type": "ntk", "llama.rope.scaling.factor": 4.0}, "rope.scaling.type is 'ntk', by 4.0"),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 0.0}, "is 'linear', by 0.0"),
+        (
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.yarn_ext_factor": 0.5,
+            },
+            "yarn_ext_factor is 0.5",
+        ),
+        ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.original_context_length is missing"),
         ({"llama.attention.head_count": [4, 2]}, "differs by layer"),
         ({"llama.attention.head_count": 5}, "can't be shared by 5 heads"),
         ({"llama.block_count": 1 << 30}, "claims 1073741824 layers"),
@@ -238,14 +254,17 @@ def test_what_would_change_the_results_is_refused_by_name(
 @pytest.mark.parametrize(
     ("weights", "architecture", "part_of_message"),
     [
-        ({"token_embd.weight": np.zeros((40, 64), np.float32)}, "mamba", "'mamba'; GGUF files of gemma3, llama"),
+        ({"token_embd.weight": np.zeros((40, 64), np.float32)}, "mamba", "'mamba'; GGUF files of bert, chatglm, "),
         ({"output_norm.weight": np.zeros(64, np.float32)}, "llama", "no tensor token_embd.weight"),
-        ({"rope_freqs.weight": np.ones(8, np.float32)}, "llama", "scaled rotary frequencies"),
-        (
-            {"output_norm.weight": np.zeros(64, np.float32), "model.norm.weight": np.zeros(64, np.float32)},
-            "llama",
-            "under two names",
-        ),
+        (EMBEDDING | {"model.norm.weight": np.zeros(64, np.float32)}, "llama", "the tensor model.norm.weight is not"),
+        (EMBEDDING | {"blk.0.ffn_sub_norm.weight": np.zeros(64, np.float32)}, "llama", "blk.0.ffn_sub_norm.weight is"),
+        (EMBEDDING | {"blk.0.attn_q.scale": np.zeros(1, np.float32)}, "llama", "the tensor blk.0.attn_q.scale is not"),
+        (EMBEDDING | {"blk.1.attn_q.weight": np.zeros((64, 64), np.float32)}, "llama", "blk.1.attn_q.weight is not"),
+        (EMBEDDING | {"rope_freqs.weight": np.ones(7, np.float32)}, "llama", "rope_freqs.weight is F32 of shape [7]"),
+        (EMBEDDING | {"rope_freqs.weight": np.zeros(8, np.float32)}, "llama", "rope_freqs.weight holds what is no div"),
+        (EMBEDDING | {"rope_factors_long.weight": np.ones(8, np.float32)}, "llama", "original_context_length is missi"),
+        (EMBEDDING | {"blk.0.attn_q.weight": np.zeros((62, 64), np.float32)}, "llama", "has 62 rows, which 4 heads"),
+        (EMBEDDING | {"blk.0.ffn_up_exps.weight": np.zeros((96, 64), np.float32)}, "llama", "not 3 dimensions"),
     ],
 )
 def test_foreign_tensors_and_architectures(

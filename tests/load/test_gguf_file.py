@@ -209,7 +209,7 @@ def test_changed_bytes_are_read_or_refused_but_never_crash(
 def test_opening_reads_no_weights(tmp_path: Path, gguf_writer: Callable[..., Path], llama_keys: dict[str, Any]) -> None:
     weights = {
         "token_embd.weight": np.zeros((40, 64), np.float32),
-        "blk.0.big.weight": np.zeros((1000, 6400), np.float32),
+        "blk.0.ffn_up.weight": np.zeros((1000, 6400), np.float32),
     }
     path = gguf_writer(tmp_path / "big.gguf", llama_keys, weights)
     tracemalloc.start()

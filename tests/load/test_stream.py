@@ -111,14 +111,15 @@ def test_memory_peaks_at_the_weights_and_the_largest_tensor(
     file_format: str,
 ) -> None:
     rows, columns, count = 4096, 2048, 8  # 32 MiB each in float32
-    names = [f"w{i}" for i in range(count)]
+    names = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(count)]
     checkpoint: Checkpoint
     if file_format == "gguf":
         kind = gguf.GGMLQuantizationType.Q8_0
         packed = np.zeros((rows, columns // 32 * 34), np.uint8)
         weights: dict[str, Any] = {"token_embd.weight": np.zeros((4, 64), np.float32)}
-        weights |= dict.fromkeys(names, (packed, kind))
-        checkpoint = GGUFCheckpoint(gguf_writer(tmp_path / "m.gguf", llama_keys, weights), num_threads=2)
+        weights |= {f"blk.{i}.ffn_up.weight": (packed, kind) for i in range(count)}
+        keys = llama_keys | {"llama.block_count": count}
+        checkpoint = GGUFCheckpoint(gguf_writer(tmp_path / "m.gguf", keys, weights), num_threads=2)
         del weights, packed
     else:
         shards = {f"model-{name}.safetensors": {name: torch.zeros(rows, columns)} for name in names}

@@ -10,7 +10,7 @@ import torch
 
 from octavo.core.backend.device import StepBuffers
 from octavo.core.backend.kv import AttentionMetadata
-from octavo.core.load.checkpoint import ModelSource, open_checkpoint
+from octavo.core.load.checkpoint import CheckpointFormat, ModelSource, open_checkpoint
 from tests.models.step_runner import load_model
 
 
@@ -18,13 +18,14 @@ class TextRunner:
     """Computes whole texts, ragged, with or without second texts.
 
     Args:
-        directory: of the checkpoint.
+        directory: of the checkpoint, or its GGUF file.
         backend: where it runs.
         max_model_len: tokens of the longest text.
     """
 
     def __init__(self, directory: Path, backend: Any, max_model_len: int = 64) -> None:
-        checkpoint = open_checkpoint(ModelSource("tiny", directory, "safetensors"))
+        kind: CheckpointFormat = "gguf" if directory.suffix == ".gguf" else "safetensors"
+        checkpoint = open_checkpoint(ModelSource("tiny", directory, kind))
         self._model, self._opset = load_model(checkpoint, backend, max_model_len=max_model_len, has_head=False)
         self._backend = backend
         self._max_model_len = max_model_len

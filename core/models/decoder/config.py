@@ -74,6 +74,7 @@ class MoeConfig:
         gate, up, down: names within an expert.
         stacked: how one tensor holds all experts: None (each has tensors of its own); "halves": [E, M, 2I], gate then
             up; "interleaved": [E, M, 2I], gate and up in turn.
+        split: the checkpoint holds what is stacked one expert at a time, [2I, M] and [M, I], under names with a number.
         bias: experts have biases.
         gate_function: activation of an expert.
         weigh_inputs: an expert's input is multiplied by its weight, and not its output.
@@ -97,6 +98,7 @@ class MoeConfig:
     up: str = "up_proj"
     down: str = "down_proj"
     stacked: Literal["halves", "interleaved"] | None = None
+    split: bool = False
     bias: bool = False
     gate_function: Gate = "silu"
     weigh_inputs: bool = False

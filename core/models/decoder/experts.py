@@ -189,8 +189,8 @@ class Experts:
 
     @property
     def _is_split_by_reader(self) -> bool:
-        """Whether a quantised checkpoint's reader gives stacked experts one by one."""
-        return self._context.formats.linear(self._names(0, ("down",))).scheme is not None
+        """Whether the checkpoint's reader gives stacked experts one by one."""
+        return self._config.split or self._context.formats.linear(self._names(0, ("down",))).scheme is not None
 
     # -- tensors of each expert -------------------------------------------------------------------------------
 

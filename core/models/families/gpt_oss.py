@@ -18,7 +18,10 @@ from octavo.core.models.families.reading import (
 
 
 def read_gpt_oss(values: Mapping[str, Any]) -> DecoderConfig:
-    """GptOssForCausalLM. Raises CheckpointError."""
+    """GptOssForCausalLM. Raises CheckpointError.
+
+    `experts_are_split` is in no config.json: a reader of files that hold experts one by one sets it.
+    """
     reader = ConfigReader(values)
     base = read_base(reader, default_theta=150_000.0, default_eps=1e-5)
     num_layers = base["num_layers"]
@@ -40,6 +43,7 @@ def read_gpt_oss(values: Mapping[str, Any]) -> DecoderConfig:
             router="mlp.router",
             router_bias=True,
             stacked="interleaved",
+            split=reader.boolean("experts_are_split", False),
             bias=True,
             gate_function="swiglu_clamped",
         ),
