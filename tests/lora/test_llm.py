@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from octavo import LLM, FinishReason, LoRARequest, SamplingParams
+from octavo.backends.cpu.device import CpuBackend
 from octavo.core.base.errors import CheckpointError, ConfigError, InvalidRequest
 from tests.fakes import tiny_models
 from tests.lora.packer import make_lora
@@ -180,6 +181,30 @@ def test_two_names_of_one_content_are_one_adapter(llm_of, paths):
     llm.generate(prompt_of(5), GREEDY, lora_request=LoRARequest("b"))
     llm.unload_adapter("b")
     assert use_of(llm).known == ()
+
+
+def test_programs_are_made_anew_for_new_layers_and_kept_for_known_ones(
+    llm_of, model, loras, paths, tmp_path, monkeypatch
+):
+    """A recorded step calls what it called when it was recorded."""
+    made = []
+    compile_ = CpuBackend.compile
+    monkeypatch.setattr(
+        CpuBackend, "compile", lambda self, step, *shape: made.append(step) or compile_(self, step, *shape)
+    )
+    llm = llm_of()
+    prompt = prompt_of(6)
+    llm.generate(prompt, GREEDY)
+    assert len(made) == 1
+    llm.generate(prompt, GREEDY, lora_request=LoRARequest("a", 1, paths[0]))
+    assert len(made) == 2
+    llm.generate(prompt, GREEDY, lora_request=LoRARequest("b", 2, paths[1]))
+    llm.generate(prompt, GREEDY, lora_request=LoRARequest("a"))
+    assert len(made) == 2
+    other = make_lora(model, ["up_proj"], seed=8)
+    llm.load_adapter("other", str(other.save(tmp_path / "other")))
+    llm.generate(prompt, GREEDY)
+    assert len(made) == 3
 
 
 def test_a_new_layer_is_run_though_programs_were_made_before(llm_of, model, loras, paths, tmp_path):

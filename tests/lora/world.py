@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from octavo.core.load.checkpoint import ModelSource, open_checkpoint
+from octavo.core.load.checkpoint import Checkpoint, ModelSource, open_checkpoint
 from octavo.core.lora.slots import AdapterSlots
+from octavo.core.quant.formats import PLAIN, WeightFormats
 from tests.fakes import tiny_models
 from tests.lora.packer import Lora
 from tests.models.step_runner import StepRunner, load_model, relative_error
@@ -21,12 +22,22 @@ class AdapterWorld:
     """A model on a backend, and the adapters loaded for it."""
 
     def __init__(
-        self, model: torch.nn.Module, backend: Any, folder: Path, *, max_loras: int = 4, max_lora_rank: int = 16
+        self,
+        model: torch.nn.Module,
+        backend: Any,
+        folder: Path,
+        *,
+        opened: tuple[Checkpoint, WeightFormats] | None = None,
+        max_loras: int = 4,
+        max_lora_rank: int = 16,
     ) -> None:
+        """opened: a checkpoint of the model, where it is not to be saved as it is."""
         self.base = model
         self._folder = folder
-        source = ModelSource("tiny", tiny_models.save(model, folder / "model"), "safetensors")
-        checkpoint = open_checkpoint(source)
+        if opened is None:
+            path = tiny_models.save(model, folder / "model")
+            opened = (open_checkpoint(ModelSource("tiny", path, "safetensors")), PLAIN)
+        checkpoint, formats = opened
         self.slots: AdapterSlots
 
         def make_slots(opset: Any) -> AdapterSlots:
@@ -36,7 +47,9 @@ class AdapterWorld:
             )  # fmt: skip
             return self.slots
 
-        loaded, opset = load_model(checkpoint, backend, max_num_batched_tokens=MAX_TOKENS, adapters=make_slots)
+        loaded, opset = load_model(
+            checkpoint, backend, max_num_batched_tokens=MAX_TOKENS, adapters=make_slots, formats=formats
+        )
         checkpoint.close()
         self.runner = StepRunner(loaded, backend, opset)
         self.runner.slot_of = {}
