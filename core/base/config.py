@@ -163,7 +163,30 @@ class ServeConfig:
 
     host: str = option("127.0.0.1", "the address to listen on")
     port: int = option(8000, "the port to listen on; 0 takes a free one", kind=Kind.INT, low=0, high=65535)
-    served_model_name: str | None = option(None, "the model's name in the API (default: as MODEL was given)")
+    served_model_name: tuple[str, ...] = option(
+        (), "a name of the model in the API; may be repeated (default: as MODEL was given)", kind=Kind.LIST
+    )
+    api_key: tuple[str, ...] = option(
+        (), "a key that every request but those of health must bring; may be repeated", kind=Kind.LIST
+    )
+    api_key_file: str | None = option(None, "a file of such keys, one a line; empty lines and # lines are passed over")
+    cors_origins: tuple[str, ...] = option(
+        (), "a web origin whose pages may call the API, or *; may be repeated", kind=Kind.LIST
+    )
+    ssl_certfile: str | None = option(None, "a PEM file with the certificate chain; the server then speaks HTTPS")
+    ssl_keyfile: str | None = option(None, "the PEM file of the certificate's key (default: in the same file)")
+    max_body_bytes: int = option(
+        32 << 20, "the largest body of a request, such as 32MiB", kind=Kind.BYTES, low=1024, high=1 << 32
+    )
+    max_queued_requests: int = option(
+        4096, "requests that may wait for their start; more are told to come back (429)", kind=Kind.INT, low=1
+    )
+    drain_seconds: float = option(
+        10.0, "how long replies in flight may take after SIGTERM or an interrupt", kind=Kind.FLOAT, low=0, high=86400
+    )
+    stall_seconds: float = option(
+        120.0, "/health turns red when there is work and no step ends for so long", kind=Kind.FLOAT, low=1, high=86400
+    )
     allow_lora_updates: bool = option(
         False, "let clients load and unload adapters, from any path that the server can read", kind=Kind.BOOL
     )

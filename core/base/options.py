@@ -36,6 +36,7 @@ class Kind(enum.StrEnum):
     BOOL = "bool"
     BYTES = "bytes"  # an int; text may carry a unit
     MAP = "map"  # KEY=VALUE pairs
+    LIST = "list"  # texts, in order
 
 
 _NOUNS = {
@@ -45,6 +46,7 @@ _NOUNS = {
     Kind.BOOL: "true or false",
     Kind.BYTES: "a number of bytes or a size such as '2GiB'",
     Kind.MAP: "KEY=VALUE pairs",
+    Kind.LIST: "one or several texts, with commas between them",
 }
 _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
 
@@ -242,6 +244,12 @@ def _map(value: object) -> dict[str, str]:
     return result
 
 
+def _list(value: object) -> tuple[str, ...]:
+    """A sequence of texts, or one text with commas between them; each piece of a sequence may hold commas again."""
+    pieces = [value] if isinstance(value, str) else [_text(each) for each in cast("Iterable[object]", value)]
+    return tuple(part for piece in pieces for each in piece.split(",") if (part := each.strip()))
+
+
 _READERS = {
     Kind.TEXT: _text,
     Kind.INT: _int,
@@ -249,4 +257,5 @@ _READERS = {
     Kind.BOOL: _bool,
     Kind.BYTES: _bytes,
     Kind.MAP: _map,
+    Kind.LIST: _list,
 }

@@ -47,14 +47,15 @@ def add_config_flags(parser: argparse.ArgumentParser, config_class: type, *, ski
 
 
 def _add_flag(group: argparse._ArgumentGroup, item: Option) -> None:
-    text = item.help if item.default in (None, {}) else f"{item.help} (default: {_shown(item.default)})"
+    text = item.help if item.default in (None, {}, ()) else f"{item.help} (default: {_shown(item.default)})"
     if item.kind is Kind.BOOL:
         group.add_argument(
             item.flag, dest=item.name, default=argparse.SUPPRESS, action=argparse.BooleanOptionalAction, help=text
         )
-    elif item.kind is Kind.MAP:
+    elif item.kind in (Kind.MAP, Kind.LIST):
+        metavar = "KEY=VALUE" if item.kind is Kind.MAP else "TEXT"
         group.add_argument(
-            item.flag, dest=item.name, default=argparse.SUPPRESS, action="append", metavar="KEY=VALUE", help=text
+            item.flag, dest=item.name, default=argparse.SUPPRESS, action="append", metavar=metavar, help=text
         )
     else:
         metavar = "|".join(item.choices) or {Kind.TEXT: "NAME", Kind.BYTES: "BYTES"}.get(item.kind, "N")

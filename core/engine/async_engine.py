@@ -14,6 +14,7 @@ import asyncio
 import dataclasses
 import itertools
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
         self._channel: EngineChannel | None = None
         self._receiver: asyncio.Task[None] | None = None
         self._cause_of_end: str | None = None
+        self._last_progress = 0.0
         self._ended = asyncio.Event()
 
     async def start(self) -> None:
@@ -141,6 +143,20 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
     def cause_of_end(self) -> str | None:
         """Why the engine is gone; None while it serves."""
         return self._cause_of_end
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that were submitted, have not ended, and were not running as of the engine's last step."""
+        return max(0, len(self._streams) - self.stats().num_running)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were submitted and have not ended."""
+        return len(self._streams)
+
+    def stalled_seconds(self) -> float:
+        """For how long there has been work and no step has ended; 0 without work."""
+        return time.monotonic() - self._last_progress if self._streams else 0.0
 
     async def wait_ended(self) -> None:
         """Return when the engine is gone, by itself or by close()."""
@@ -316,6 +332,8 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
         requests: list[EngineRequest] = await asyncio.to_thread(lambda: list(map(read, ids, prompts)))
         stream = CallStream({request_id: place for place, request_id in enumerate(ids)}, every_piece=every_piece)
         try:
+            if not self._streams:
+                self._last_progress = time.monotonic()  # work begins now
             for request, prompt in zip(requests, prompts, strict=True):
                 self._streams[request.request_id] = stream
                 front.processor.add(request, prompt if isinstance(prompt, str) else None)
@@ -338,6 +356,7 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
                 match message:
                     case messages.Outputs():
                         front.stats = message.stats
+                        self._last_progress = time.monotonic()
                         self._hand_out(message, front.processor)
                     case messages.Refused():
                         self._refuse(message)

@@ -4,7 +4,7 @@
     routes/pooling.py      POST /v1/embeddings, /v1/classify, /v1/score, /v1/rerank
     routes/adapters.py     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
     routes/models.py       GET  /v1/models
-    routes/health.py       GET  /health
+    routes/health.py       GET  /health, /ready, /version
 
 Bytes come in, a checked request goes to the engine, JSON or server-sent events go out.
 """
@@ -15,11 +15,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from octavo.core.base.config import ServeConfig
 from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve import failures
 from octavo.core.serve.body import JsonRoute
+from octavo.core.serve.door import Door
 from octavo.core.serve.request_ids import RequestIds
 from octavo.core.serve.routes import adapters, generation, health, models, pooling
 from octavo.core.serve.serving import Serving
@@ -43,9 +46,28 @@ def create_app(engine: AsyncEngine, names: Sequence[str], version: str, settings
     """
     app = FastAPI(title="Octavo", version=version)
     app.router.route_class = JsonRoute
-    app.add_middleware(RequestIds)
     failures.install(app)
-    serving = Serving(engine, tuple(names), settings or ServeConfig(), version, int(time.time()))
+    settings = settings or ServeConfig()
+    app.state.max_body_bytes = settings.max_body_bytes
+    _surround(app, engine, settings)
+    serving = Serving(engine, tuple(names), settings, version, int(time.time()))
     for install in ROUTES:
         install(app, serving)
     return app
+
+
+def _surround(app: FastAPI, engine: AsyncEngine, settings: ServeConfig) -> None:
+    """What every request passes, from the outside in: its id, CORS, the door."""
+
+    def door(inner: ASGIApp) -> Door:
+        made = app.state.door = Door(inner, engine, settings)
+        return made
+
+    app.add_middleware(door)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    app.add_middleware(RequestIds)
+    # Built now: what is wrong with the keys is told before the first request, and the door can be closed at any time.
+    app.middleware_stack = app.build_middleware_stack()

@@ -9,8 +9,6 @@ import msgspec
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
-MAX_BODY_BYTES = 32 << 20
-
 
 class _JsonRequest(Request):
     """A request whose body is read as this module says."""
@@ -18,12 +16,12 @@ class _JsonRequest(Request):
     async def body(self) -> bytes:
         """The bytes of the body. Raises HTTPException 413."""
         if not hasattr(self, "_body"):
-            parts, num_bytes = [], 0
+            parts, num_bytes, limit = [], 0, self.app.state.max_body_bytes
             async for part in self.stream():
                 parts.append(part)
                 num_bytes += len(part)
-                if num_bytes > MAX_BODY_BYTES:
-                    raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes; send less")
+                if num_bytes > limit:
+                    raise HTTPException(413, f"the body has more than {limit} bytes; send less")
             self._body = b"".join(parts)
         return self._body
 

@@ -3,7 +3,8 @@
     bind the port ── fails at once if it is taken
     AsyncEngine   ── its own process; a wrong model or flag ends here, with one line
     web server    ── until SIGINT, SIGTERM or the engine's end
-    replies in flight: GRACE_SECONDS to finish, none after a second signal; what is left ends with an error event
+    the door closes: new requests get 503
+    replies in flight: drain_seconds to finish, none after a second signal; what is left ends with an error event
 
 Whatever ends first takes the rest with it, and the cause is the last thing printed.
 """
@@ -15,7 +16,7 @@ import dataclasses
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,11 @@ from octavo import __version__
 from octavo.core.base.config import EngineConfig, ServeConfig
 from octavo.core.base.errors import ConfigError, EngineDead
 from octavo.core.engine.async_engine import AsyncEngine
+from octavo.core.serve.tls import check_certificate
 
 if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
-
-GRACE_SECONDS = 10.0
-"""How long replies in flight may take after a signal."""
 
 KEEP_ALIVE_SECONDS = 75
 """How long an idle connection stays open: longer than clients and load balancers keep theirs (5 to 60 s), so that it
@@ -37,6 +36,11 @@ is they who close and no request meets a closing connection."""
 
 CLOSE_SECONDS = 1.0
 """How long a client may take to read the end of its reply once there is no more to come."""
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+POLL_SECONDS = 0.02
+"""How often a draining server looks whether it is done."""
 
 INTERRUPTED = 130
 """Exit code for a signal that came before there was anything to serve."""
@@ -50,8 +54,15 @@ def serve(config: EngineConfig, server: ServeConfig) -> int:
         EngineDead: the engine ended by itself.
     """
     _check_extra()
+    check_certificate(server)
+    _warn_of_strangers(server)
     with listen(server) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(config, server, listener))
+
+
+def _warn_of_strangers(server: ServeConfig) -> None:
+    if server.host not in LOOPBACK and not server.api_key and server.api_key_file is None:
+        sys.stderr.write(f"octavo: anyone who reaches {server.host} may use this server; see --api-key\n")
 
 
 def _check_extra() -> None:
@@ -96,22 +107,23 @@ def listen(server: ServeConfig) -> socket.socket:
 
 async def _serve(config: EngineConfig, server: ServeConfig, listener: socket.socket) -> int:
     signals = _Signals()
-    name = server.served_model_name or config.model
+    names = server.served_model_name or (config.model,)
     engine = AsyncEngine(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)})
     try:
-        app = await _or_signal(_start(engine, name, server), signals)
+        app = await _or_signal(_start(engine, names, server), signals)
         if app is None:
             sys.stderr.write("octavo: ended before the model was loaded\n")
             return INTERRUPTED
         host, port = listener.getsockname()[:2]
-        sys.stderr.write(f"octavo: serving {name} on http://{_address(host, port)}\n")
-        await _serve_app(app, engine, listener, signals)
+        scheme = "http" if server.ssl_certfile is None else "https"
+        sys.stderr.write(f"octavo: serving {names[0]} on {scheme}://{_address(host, port)}\n")
+        await _serve_app(app, engine, listener, signals, server)
     finally:
         await engine.close()
     return 0
 
 
-async def _start(engine: AsyncEngine, name: str, server: ServeConfig) -> FastAPI:
+async def _start(engine: AsyncEngine, names: Sequence[str], server: ServeConfig) -> FastAPI:
     """Import the app while the engine loads."""
     starting = asyncio.create_task(engine.start())
     try:
@@ -120,7 +132,7 @@ async def _start(engine: AsyncEngine, name: str, server: ServeConfig) -> FastAPI
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-    return create_app(engine, [name], __version__, server)
+    return create_app(engine, names, __version__, server)
 
 
 def _import_app() -> Callable[..., FastAPI]:
@@ -142,20 +154,26 @@ async def _or_signal(work: Coroutine[Any, Any, FastAPI], signals: _Signals) -> F
         await asyncio.gather(working, signalled, return_exceptions=True)
 
 
-async def _serve_app(app: FastAPI, engine: AsyncEngine, listener: socket.socket, signals: _Signals) -> None:
+async def _serve_app(
+    app: FastAPI, engine: AsyncEngine, listener: socket.socket, signals: _Signals, server: ServeConfig
+) -> None:
     """Answer until a signal or the engine's end, then end as gently as can be.
 
     Raises:
         EngineDead: the engine ended by itself.
     """
-    web = _web_server(app)
+    web = _web_server(app, server)
     serving = asyncio.create_task(web.serve(sockets=[listener]))
     first, second = asyncio.create_task(signals.first.wait()), asyncio.create_task(signals.second.wait())
     engine_ended = asyncio.create_task(engine.wait_ended())
     try:
         await asyncio.wait({serving, first, engine_ended}, return_when=asyncio.FIRST_COMPLETED)
+        app.state.door.drain()
+        idle = asyncio.create_task(_wait_idle(engine))
+        ends = {serving, second, engine_ended, idle}
+        await asyncio.wait(ends, timeout=server.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
         web.should_exit = True
-        await asyncio.wait({serving, second, engine_ended}, timeout=GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         cause = engine.cause_of_end
         await engine.close()  # every open stream ends with an error event now
         await asyncio.wait({serving}, timeout=CLOSE_SECONDS)
@@ -168,7 +186,13 @@ async def _serve_app(app: FastAPI, engine: AsyncEngine, listener: socket.socket,
         raise EngineDead(cause)
 
 
-def _web_server(app: FastAPI) -> uvicorn.Server:
+async def _wait_idle(engine: AsyncEngine) -> None:
+    """Return when no request is left."""
+    while engine.num_unfinished:
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _web_server(app: FastAPI, server: ServeConfig) -> uvicorn.Server:
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -179,7 +203,13 @@ def _web_server(app: FastAPI) -> uvicorn.Server:
             yield
 
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_SECONDS
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        ssl_certfile=server.ssl_certfile,
+        ssl_keyfile=server.ssl_keyfile,
     )
     return Server(config)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,9 +35,10 @@ class Server:
         engine: only to be looked at from the tests' thread.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str, settings: ServeConfig | None = None, **options: Any) -> None:
         self._model, self._options = model, options
-        self._listener = listen(ServeConfig(port=0))
+        self._settings = settings or ServeConfig()
+        self._listener = listen(dataclasses.replace(self._settings, port=0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
         self.http = httpx.Client(base_url=self.url, timeout=60)
@@ -69,7 +71,9 @@ class Server:
 
     async def _serve(self) -> None:
         async with self.engine as engine:
-            config = uvicorn.Config(create_app(engine, ["tiny"], "0"), log_level="warning", access_log=False)
+            config = uvicorn.Config(
+                create_app(engine, ["tiny"], "0", self._settings), log_level="warning", access_log=False
+            )
             self._web = uvicorn.Server(config)
             await self._web.serve(sockets=[self._listener])
 

@@ -1,0 +1,113 @@
+"""Who may come in, before a body is read: the server's door, as ASGI middleware.
+
+    draining?   503, Retry-After      new requests only; those inside go on
+    key?        401                   on every path but OPEN_PATHS
+    queue full? 429, Retry-After      for requests that would wait for the engine
+
+The door owns one thing that changes: whether the server is draining. Keys are kept and compared as digests, in constant
+time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fastapi import Response
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.core.base.config import ServeConfig
+from octavo.core.base.errors import ConfigError
+from octavo.core.engine.async_engine import AsyncEngine
+from octavo.core.serve.failures import error_body, json_response
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""Paths that need no key, so that an orchestrator can probe them."""
+
+RETRY_SECONDS = 1
+
+
+class Door:
+    """Lets requests in or answers them at once.
+
+    Args:
+        app: what stands behind it.
+        engine: whose queue is watched.
+        settings: keys and limits.
+
+    Raises:
+        ConfigError: the file of keys can't be read, or holds none.
+    """
+
+    def __init__(self, app: ASGIApp, engine: AsyncEngine, settings: ServeConfig) -> None:
+        self._app = app
+        self._engine = engine
+        self._max_queued = settings.max_queued_requests
+        self._keys = _digests(read_keys(settings))
+        self.is_draining = False
+
+    def drain(self) -> None:
+        """Let no new request in from now on."""
+        self.is_draining = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's request."""
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        path = scope["path"]
+        if path in OPEN_PATHS:
+            return None
+        if self.is_draining:
+            return _refuse(503, "the server is shutting down; ask another one", "service_unavailable", retry=True)
+        if self._keys and not self._has_key(Headers(scope=scope)):
+            message = "give a valid API key in the header Authorization: Bearer KEY"
+            return _refuse(401, message, "invalid_request_error", code="invalid_api_key")
+        is_work = scope["method"] == "POST" and path.startswith("/v1/")
+        if is_work and self._engine.num_waiting >= self._max_queued:
+            return _refuse(429, "too many requests are waiting; come back later", "rate_limit_exceeded", retry=True)
+        return None
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = _digest(given)
+        # Every key is compared, so that time tells nothing of which one was near.
+        return sum(hmac.compare_digest(digest, known) for known in self._keys) > 0
+
+
+def read_keys(settings: ServeConfig) -> tuple[str, ...]:
+    """All keys that open the door; none: it stands open.
+
+    Raises:
+        ConfigError: the file can't be read, or holds none.
+    """
+    if settings.api_key_file is None:
+        return settings.api_key
+    try:
+        lines = Path(settings.api_key_file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"api_key_file can't be read ({error}); name another file", field="api_key_file") from error
+    keys = tuple(key for line in lines if (key := line.strip()) and not key.startswith("#"))
+    if not keys:
+        raise ConfigError("api_key_file holds no key; write one a line", field="api_key_file")
+    return (*settings.api_key, *keys)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _digests(keys: Iterable[str]) -> Sequence[bytes]:
+    return [_digest(key) for key in keys]
+
+
+def _refuse(status: int, message: str, kind: str, *, code: str | None = None, retry: bool = False) -> Response:
+    headers = {"Retry-After": str(RETRY_SECONDS)} if retry else {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(error_body(message, kind, code=code), status, headers)
