@@ -165,10 +165,14 @@ class MultiprocExecutor:
         if self._cause_of_end is not None:
             raise EngineDead(self._cause_of_end)
         frame, deadline = messages.encode(message), time.monotonic() + self._step_seconds
-        for rank in self._ranks:
-            with suppress(ConnectionError, TimeoutError):  # its answer, or its silence, will tell
-                rank.send(frame, deadline)
-        return self._answers(self._step_seconds)
+        try:
+            for rank in self._ranks:
+                with suppress(ConnectionError, TimeoutError):  # its answer, or its silence, will tell
+                    rank.send(frame, deadline)
+            return self._answers(self._step_seconds)
+        except KeyboardInterrupt:  # what they still answer would be taken for the answer to the next message
+            self._cause_of_end = "the engine was interrupted while its ranks worked"
+            raise
 
     def _answers(self, seconds: float | None) -> list[messages.FromRank]:
         """What each rank answers, in their order.

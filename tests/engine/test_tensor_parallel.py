@@ -320,6 +320,20 @@ def test_a_rank_that_is_killed_while_it_works(tiny: TinyModels) -> None:
         killer.join()
 
 
+def test_an_interrupted_step_is_the_last(tiny: TinyModels) -> None:
+    """Ctrl-C reaches the whole group: the ranks leave it to the engine."""
+    with tiny.llm("llama", tensor_parallel_size=2) as llm:
+        pids = [os.getpid(), *executor_of(llm).pids]
+        timer = threading.Timer(0.5, lambda: [os.kill(pid, signal.SIGINT) for pid in reversed(pids)])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[1, 2, 3]] * 4, SamplingParams(max_tokens=400, ignore_eos=True))
+        timer.join()
+        with pytest.raises(EngineDead, match="interrupted"):
+            llm.op_choices()
+        assert all(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids[1:])
+
+
 def test_a_rank_that_is_killed_while_nothing_runs(tmp_path: Path) -> None:
     """The engine's process sleeps then, and must wake."""
 
