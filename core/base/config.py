@@ -185,7 +185,7 @@ class ServeConfig:
         10.0, "how long replies in flight may take after SIGTERM or an interrupt", kind=Kind.FLOAT, low=0, high=86400
     )
     stall_seconds: float = option(
-        120.0, "/health turns red when there is work and no step ends for so long", kind=Kind.FLOAT, low=1, high=86400
+        120.0, "how long a step may take before /health turns red", kind=Kind.FLOAT, low=1, high=86400
     )
     allow_lora_updates: bool = option(
         False, "let clients load and unload adapters, from any path that the server can read", kind=Kind.BOOL
