@@ -75,16 +75,18 @@ def scheme_of(kind: str, in_features: int) -> QuantScheme:
 
 def quantise(weight_NK: torch.Tensor, kind: str) -> QuantizedTensor:
     """A plain weight, quantised in pieces of rows."""
-    rows, columns = weight_NK.shape
+    (rows, columns), scheme = weight_NK.shape, scheme_of(kind, weight_NK.shape[1])
+    grid = scheme.scale_shape(rows, columns)
+    codes_NK = torch.empty(rows, columns, dtype=scheme.format.code_dtype)
+    scales = torch.empty(grid)
+    zeros = None if scheme.symmetric else torch.empty(grid, dtype=torch.int8)
     step = max(1, _CHUNK_ELEMENTS // max(columns, 1))
-    pieces = [KINDS[kind](weight_NK[first : first + step].to(torch.float32)) for first in range(0, rows, step)]
-    zeros = [piece[2] for piece in pieces if piece[2] is not None]
-    return QuantizedTensor(
-        scheme_of(kind, columns),
-        torch.cat([piece[0] for piece in pieces]),
-        torch.cat([piece[1] for piece in pieces]),
-        torch.cat(zeros) if zeros else None,
-    )
+    for first in range(0, rows, step):
+        piece = slice(first, first + step)
+        codes_NK[piece], scales[piece], piece_zeros = KINDS[kind](weight_NK[piece].to(torch.float32))
+        if zeros is not None and piece_zeros is not None:
+            zeros[piece] = piece_zeros
+    return QuantizedTensor(scheme, codes_NK, scales, zeros)
 
 
 class _QuantisedAtLoad(StoredLayer):
