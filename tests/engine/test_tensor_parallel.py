@@ -19,10 +19,10 @@ from typing import Any
 import psutil
 import pytest
 
-from octavo import LLM, AsyncEngine, LoRARequest, SamplingParams
+from octavo import LLM, AsyncEngine, SamplingParams
 from octavo.core.backend import Capabilities, SingleRank
 from octavo.core.base.config import EngineConfig
-from octavo.core.base.errors import BackendUnavailable, CheckpointError, ConfigError, EngineDead, InvalidRequest
+from octavo.core.base.errors import BackendUnavailable, ConfigError, EngineDead, InvalidRequest
 from octavo.core.cli.main import main
 from octavo.core.engine import multiproc
 from octavo.core.engine.engine import Engine
@@ -33,7 +33,6 @@ from tests.engine.worlds import NullWorld, TinyModels, drive
 from tests.fakes import tiny_encoders, tiny_models
 from tests.fakes.chains import save_chains
 from tests.fakes.tiny_models import random_prompt
-from tests.lora.packer import make_lora
 from tests.pool.directories import compact, write_modules
 
 ROOT = Path(__file__).parents[2]
@@ -175,26 +174,6 @@ def test_vectors_of_an_encoder_equal_those_of_one_device(tmp_path: Path) -> None
     with LLM(str(tmp_path), tensor_parallel_size=2, **options) as llm:
         for one, other in zip(llm.embed(texts), expected, strict=True):
             assert one.outputs.embedding == pytest.approx(other.outputs.embedding, abs=TOLERANCE)
-
-
-def test_adapters_are_known_to_every_rank_or_to_none(tiny: TinyModels, tmp_path: Path) -> None:
-    model = tiny_models.make_llama()
-    loras = [make_lora(model, ["q_proj", "v_proj", "o_proj", "down_proj"], r=4, seed=seed) for seed in range(2)]
-    paths = [str(lora.save(tmp_path / f"adapter-{i}")) for i, lora in enumerate(loras)]
-    greedy = GREEDY.with_(max_tokens=8, logprobs=None, prompt_logprobs=None)
-    with tiny.llm("llama", tensor_parallel_size=2, enable_lora=True, max_loras=1, lora_modules={"a": paths[0]}) as llm:
-        requests = [LoRARequest("a"), None, LoRARequest("b", 2, paths[1])]
-        outputs = llm.generate(prompts()[3:6], greedy, lora_request=requests)
-        merged = [loras[0].merged(model), model, loras[1].merged(model)]
-        assert [output.outputs[0].token_ids for output in outputs] == [
-            tiny_models.greedy(each, prompt, 8) for each, prompt in zip(merged, prompts()[3:6], strict=True)
-        ]
-        with pytest.raises(CheckpointError, match="nowhere"):
-            llm.load_adapter("c", str(tmp_path / "nowhere"))
-        llm.unload_adapter("b")
-        assert [info.name for info in llm.list_adapters()] == ["a"]
-        (output,) = llm.generate(prompts()[3:4], greedy, lora_request=LoRARequest("a"))
-        assert output.outputs[0].token_ids == outputs[0].outputs[0].token_ids
 
 
 # -- starting -------------------------------------------------------------------------------------------------
