@@ -81,8 +81,8 @@ class StepBuffers:
         plans: one per KV group, in group order.
         logit_rows_R: int64 [R]; the tokens whose logits are wanted.
         logits_RV: fp32 [R, V]; written by the step.
-        adapter_T: int32 [T]; the adapter slot of each token, -1 for none. None where the engine serves no adapters, and
-            then in every step.
+        adapter_T: int32 [T]; the adapter slot of each token, -1 for none. None where the engine serves no adapters and,
+            where shapes are dynamic, in a step whose tokens have none.
 
     Where a device takes only token buckets, T and R are padded; see AttentionMetadata.
     """

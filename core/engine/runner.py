@@ -24,7 +24,7 @@ from octavo.core.backend.device import DeviceBackend, Program, StepBuffers
 from octavo.core.backend.kv import AttentionMetadata, KVCache
 from octavo.core.backend.opset import OpSet
 from octavo.core.backend.specs import CacheSpec
-from octavo.core.engine.adapter_rows import AdapterRows
+from octavo.core.engine.adapter_rows import NO_SLOT, AdapterRows
 from octavo.core.engine.batch import InputBatch, StepInputs
 from octavo.core.engine.buckets import step_shapes
 from octavo.core.lora.slots import AdapterSlots
@@ -234,8 +234,13 @@ class ModelRunner:
         )
 
     def _adapters_of(self, inputs: StepInputs) -> torch.Tensor | None:
-        """Each token's adapter slot, for a model that was built with adapters."""
+        """Each token's adapter slot, for a model that was built with adapters.
+
+        A step without any adapter does nothing for them; a device of fixed shapes has one program for both kinds.
+        """
         if self._memory.adapter_T is None or inputs.adapter_T is None:
+            return None
+        if self._shapes.are_dynamic and (inputs.adapter_T == NO_SLOT).all():
             return None
         return self._backend.from_host(torch.from_numpy(inputs.adapter_T), out=self._memory.adapter_T)
 

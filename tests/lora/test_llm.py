@@ -299,3 +299,16 @@ def test_slots_are_as_large_as_the_first_adapters_need(llm_of, model, tmp_path):
         expected(model, large, prompt_of(5))
     ]
     assert small == 4 * 3 * ((24 * (48 + 48)) * 4 + 4)
+
+
+def test_the_base_model_alone_has_the_bits_that_it_has_beside_adapters(llm_of, model, paths):
+    """A step without adapters calls nothing of them; that must not be seen in a reply."""
+    llm = llm_of(lora_modules={"a": paths[0]})
+    params = GREEDY.with_(prompt_logprobs=0, logprobs=0)
+    prompts = [prompt_of(9, 1), prompt_of(7, 2)]
+    llm.reset_prefix_cache()
+    (alone,) = llm.generate(prompts[0], params)
+    llm.reset_prefix_cache()
+    beside, _ = llm.generate(prompts, params, lora_request=[None, LoRARequest("a")])
+    assert beside.prompt_logprobs == alone.prompt_logprobs
+    assert beside.outputs[0].logprobs == alone.outputs[0].logprobs
