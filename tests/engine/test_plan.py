@@ -110,8 +110,11 @@ def test_over_devices_a_plan_is_of_one_of_them(tiny: TinyModels) -> None:
     assert of_two.free_bytes < 0.6 * alone.free_bytes  # the cpu's ranks share its memory
     assert "over             2 devices; every figure is of each" in str(of_two)
     assert "devices" not in str(alone)
-    of_four = plan_model(EngineConfig(**common, tensor_parallel_size=4))  # more devices than KV heads
-    assert of_four.kv_bytes_per_token == of_two.kv_bytes_per_token
+    one_head = {**common, "model": str(tiny.directory("gemma3"))}  # that every device has
+    sizes = [plan_model(EngineConfig(**one_head, tensor_parallel_size=size)).kv_bytes_per_token for size in (1, 2, 4)]
+    assert sizes == [sizes[0]] * 3
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 4, which can't split num_attention_heads, 6"):
+        plan_model(EngineConfig(**common, tensor_parallel_size=4))
     with pytest.raises(ConfigError, match="tensor_parallel_size is 3, but this device works in groups of 1, 2, 4, 8"):
         plan_model(EngineConfig(**common, tensor_parallel_size=3))
 

@@ -211,7 +211,9 @@ class DecoderConfig:
         if self.mla is not None:
             latent = self.mla.kv_lora_rank + self.mla.rope_head_dim
             return (KVCacheSpec(1, latent, 0, kv_dtype, block_size),) * self.num_layers
-        start, stop = (shard or Shard.single()).kv_heads(self.num_kv_heads)
+        shard = shard or Shard.single()
+        shard.split(self.num_heads, "num_attention_heads")  # a plan must not promise what attention refuses
+        start, stop = shard.kv_heads(self.num_kv_heads)
         return tuple(
             KVCacheSpec(stop - start, self.head_dim, self.head_dim, kv_dtype, block_size, self.window(layer))
             for layer in range(self.num_layers)
