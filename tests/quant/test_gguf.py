@@ -30,15 +30,20 @@ def always(scheme: QuantScheme) -> bool:
     return True
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
+def write_quantised(path: Path) -> Path:
+    """A llama of one layer, its matrices in several types."""
     tensors: dict[str, Any] = dict(llama_tensors())
     tensors["output.weight"] = np.random.default_rng(9).normal(size=(40, 64)).astype(np.float32)
     for name, values in tensors.items():
         kind = TYPES.get(name.removesuffix(".weight").split(".")[-1])
         if kind is not None:
             tensors[name] = (gguf.quantize(values * 0.2, kind), kind)
-    return write_gguf(tmp_path / "llama.gguf", LLAMA_KEYS, tensors)
+    return write_gguf(path, LLAMA_KEYS, tensors)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_quantised(tmp_path / "llama.gguf")
 
 
 @pytest.fixture
