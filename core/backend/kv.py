@@ -7,6 +7,9 @@ Shape letters: N blocks, S slots of a block, K KV heads, D head dim, B requests,
     KVPool   raw bytes [num_blocks, block_bytes]; one pool per layer slot, allocated by the backend
     KVCache  one layer's typed view of its pool: key [N, S, K, D] and value [N, S, K, D], any strides
 
+A cache of one byte an element holds codes, x = code * scale, with a scale of K and one of V for the layer or for each
+head. 8-bit floats take scale 1 where none is given. int8 means nothing without one: its codes are -127 .. 127.
+
 Layers that share a KVCacheSpec form groups of equal layer count; layer i of every group views pool i, and a
 block id belongs to one group at a time, so one free list serves them all. Only the engine decides how many
 blocks there are, only the backend decides where their bytes lie, and only ops read or write them.

@@ -222,7 +222,11 @@ class Ops(Protocol):
         k_scale: torch.Tensor | None = None,
         v_scale: torch.Tensor | None = None,
     ) -> None:
-        """Store each token's K and V at its slot, rounded to nearest even; slot -1 writes nothing."""
+        """Store each token's K and V at its slot, rounded to nearest even; slot -1 writes nothing.
+
+        Scales are fp32, [1] or [K], for caches of one byte an element: what is stored is x / scale. 8-bit floats
+        saturate at their largest value, int8 at -127 and 127.
+        """
 
     def rope_write_kv(
         self,
@@ -270,7 +274,8 @@ class Ops(Protocol):
     ) -> None:
         """Attention of ragged queries over paged KV.
 
-        Shapes: q [T, H, D], out [T, H, Dv] in q's dtype; lse [T, H] fp32, natural log, sinks included.
+        Shapes: q [T, H, D], out [T, H, Dv] in q's dtype; lse [T, H] fp32, natural log, sinks included; scales fp32, [1]
+            or [K], by which a stored K or V (8-bit floats, int8) is multiplied.
         Units: window in tokens, the query's own included; the causal mask is aligned bottom-right.
         Order: scale, softcap c·tanh(s / c), ALiBi slope·(key - row), mask, softmax whose denominator the sinks join.
         Requires: write_kv ran for this step.  Mutates: nothing.

@@ -22,6 +22,7 @@ from octavo.core.backend import (
     SingleRank,
     WeightSpec,
 )
+from octavo.core.backend.reference.numeric import widened
 from octavo.core.base.errors import UnsupportedOp
 from tests.backend.ragged import make_cache
 
@@ -308,6 +309,26 @@ def test_write_kv_saturates_8_bit_floats() -> None:
     ops.write_kv(x, x, kv, torch.tensor([1]))
     assert kv.key_NSKD is not None
     assert kv.key_NSKD[0, 1].float().tolist() == [[448.0, -448.0]]
+
+
+def test_write_kv_of_integers_rounds_to_even_saturates_symmetrically_and_reads_back() -> None:
+    kv = make_cache(2, KVCacheSpec(2, 8, 8, torch.int8, 2), KVLayout.NHD, fill=0)
+    scale = torch.tensor([0.5, 2.0])
+    codes_D = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 300.0, -300.0, 126.4])
+    k_TKD = (codes_D * scale[:, None])[None]
+    ops.write_kv(k_TKD, -k_TKD, kv, torch.tensor([3]), k_scale=scale, v_scale=scale)
+    wanted = [0, 2, 2, 0, -2, 127, -127, 126]
+    assert kv.key_NSKD is not None
+    assert kv.value_NSKD is not None
+    assert kv.key_NSKD[1, 1].tolist() == [wanted, wanted]
+    assert kv.value_NSKD[1, 1].tolist() == [[-code for code in wanted]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.int8])
+def test_every_code_is_widened_to_its_value(dtype: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype).view(16, 16)
+    for x in (codes, codes.t()):
+        assert torch.equal(widened(x, torch.float32).nan_to_num(1e9), x.to(torch.float32).nan_to_num(1e9))
 
 
 def test_slots_beyond_32_bits_of_bytes() -> None:

@@ -23,7 +23,7 @@ import torch
 from octavo.core.backend.kv import AttentionMetadata, KVCache
 from octavo.core.backend.ops import StepPlan
 from octavo.core.backend.reference.cache import indexable, per_head, views
-from octavo.core.backend.reference.numeric import accumulator
+from octavo.core.backend.reference.numeric import accumulator, widened
 
 TILE_ROWS = 256  # query rows at a time: bounds the scores at H * 256 * L elements
 
@@ -135,8 +135,8 @@ def paged_attention(
             tile = slice(row, min(row + TILE_ROWS, end))
             position = length - (end - row)
             first, stop = rule.keys(position, tile, length)
-            k_LKD = _scaled(paged_keys(key_NSKD, block_ids, first, stop).to(acc), k_scale)
-            v_LKD = _scaled(paged_keys(value_NSKD, block_ids, first, stop).to(acc), v_scale)
+            k_LKD = _scaled(widened(paged_keys(key_NSKD, block_ids, first, stop), acc), k_scale)
+            v_LKD = _scaled(widened(paged_keys(value_NSKD, block_ids, first, stop), acc), v_scale)
             _write(attend(q_THD[tile], k_LKD, v_LKD, rule, first_row=position, first_key=first), tile, out, lse)
 
 

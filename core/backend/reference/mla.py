@@ -16,7 +16,7 @@ from octavo.core.backend.kv import KVCache
 from octavo.core.backend.ops import StepPlan
 from octavo.core.backend.reference.attention import TILE_ROWS, Rule, attend, paged_keys, spans
 from octavo.core.backend.reference.cache import store, views
-from octavo.core.backend.reference.numeric import accumulator
+from octavo.core.backend.reference.numeric import accumulator, widened
 
 
 def write_mla(latent_TC: torch.Tensor, k_rope_TR: torch.Tensor, kv: KVCache, slot_mapping_T: torch.Tensor) -> None:
@@ -44,7 +44,7 @@ def mla_attention(
             tile = slice(row, min(row + TILE_ROWS, end))
             position = length - (end - row)
             _, stop = rule.keys(position, tile, length)
-            k_LKD = paged_keys(key_NSKD, plan.meta.block_table[b], 0, stop).to(acc)
+            k_LKD = widened(paged_keys(key_NSKD, plan.meta.block_table[b], 0, stop), acc)
             part, part_lse = attend(q_THD[tile], k_LKD, k_LKD[..., :rank], rule, first_row=position, first_key=0)
             out[tile].copy_(part)
             if lse is not None:
