@@ -43,4 +43,5 @@ def make_slots(
         max_loras=config.max_loras,
         max_lora_rank=max_rank,
         max_cpu_loras=config.max_cpu_loras if num_ranks == 1 else sys.maxsize,
+        demands_own_by=next((name for name in ("deterministic", "strict_backend") if getattr(config, name)), None),
     )

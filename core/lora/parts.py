@@ -161,6 +161,11 @@ class LoraPart:
         matrices = self._max_rank * (self._depth + self.shape.local_rows) * self.dtype.itemsize
         return stacked * (matrices + 4)
 
+    @property
+    def spec(self) -> LoraSpec:
+        """Of the op that `add` calls."""
+        return LoraSpec(self._depth, self.shape.local_rows, self._max_rank, self.dtype)
+
     def make_ready(self) -> None:
         """Allocate empty slots and bind the op; again: nothing."""
         if self.is_ready:
@@ -170,7 +175,7 @@ class LoraPart:
         self._a_LRK = self._backend.empty(stacked, rank, self._depth, dtype=self.dtype).zero_()
         self._b_LNR = self._backend.empty(stacked, shape.local_rows, rank, dtype=self.dtype).zero_()
         self._scales_L = self._backend.empty(stacked, dtype=torch.float32).zero_()
-        self._lora_gemm = self._opset.bind("lora_gemm", LoraSpec(self._depth, shape.local_rows, rank, self.dtype))
+        self._lora_gemm = self._opset.bind("lora_gemm", self.spec)
 
     def fill(self, slot: int, members: dict[int, LoraWeights]) -> None:
         """Put an adapter's layers, cut to this rank, into a slot; members that it lacks become zeros."""

@@ -27,7 +27,7 @@ import torch
 
 from octavo.core.backend.device import DeviceBackend
 from octavo.core.backend.opset import OpSet
-from octavo.core.base.errors import CheckpointError, ConfigError
+from octavo.core.base.errors import BackendUnavailable, CheckpointError, ConfigError
 from octavo.core.lora.adapter import read_adapter
 from octavo.core.lora.embedding import EmbeddingAdapters
 from octavo.core.lora.experts import ExpertAdapters
@@ -98,6 +98,8 @@ class AdapterSlots:
         max_loras: slots.
         max_lora_rank: the largest rank that fits one.
         max_cpu_loras: host copies.
+        demands_own_by: the setting, if any, that lets no adapter run on the reference: deterministic, since the
+            reference's sums depend on the batch, or strict_backend.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class AdapterSlots:
         max_loras: int,
         max_lora_rank: int,
         max_cpu_loras: int,
+        demands_own_by: str | None = None,
     ) -> None:
         self._backend = backend
         self._opset = opset
@@ -117,6 +120,7 @@ class AdapterSlots:
         self._max_tokens = max_tokens
         self._max_rank = max_lora_rank
         self._max_host_copies = max_cpu_loras
+        self._demands_own_by = demands_own_by
         self._places: dict[str, Place] = {}
         self._stacks: dict[str, ExpertStack] = {}
         self._known: OrderedDict[str, _Known] = OrderedDict()  # the longest unused first
@@ -195,7 +199,7 @@ class AdapterSlots:
         Raises:
             CheckpointError: the files are missing, damaged, or not for this model; nothing of it stays.
             ConfigError: the device has no memory for its layers' slots.
-            BackendUnavailable: --strict-backend, and the backend has no kernel for adapters.
+            BackendUnavailable: --strict-backend or --deterministic, and the backend has no kernel for adapters.
         """
         directory = Path(path).expanduser().absolute()
         adapter = read_adapter(directory)
@@ -272,6 +276,7 @@ class AdapterSlots:
         new = [part for part in self._parts() if not part.is_ready and any(name in layers for name in part.shape.names)]
         if not new:
             return
+        self._check_own(new)
         needed_bytes, free_bytes = sum(part.slot_bytes for part in new), self._backend.memory_info().free_bytes
         if needed_bytes > free_bytes:
             raise ConfigError(
@@ -281,8 +286,22 @@ class AdapterSlots:
             )
         for part in new:
             part.make_ready()
-        self._opset.verify()
         self._generation += 1
+
+    def _check_own(self, parts: Sequence[LoraPart]) -> None:
+        """Refuse a fallback before anything is bound or allocated, so that an engine that goes on goes on as it was."""
+        if self._demands_own_by is None:
+            return
+        trial = OpSet(self._backend)
+        for part in parts:
+            trial.bind("lora_gemm", part.spec)
+        for choice in trial.report():
+            if choice.implementation == "fallback":
+                raise BackendUnavailable(
+                    f"{self._demands_own_by} allows no adapter here: backend {self._backend.name} has no kernel of its "
+                    f"own for them ({choice.reason}); leave out one of the two, or choose another backend",
+                    field=self._demands_own_by,
+                )
 
     def _touch(self, adapter_id: str) -> None:
         """Count an adapter as used last, and let host copies beyond the limit go."""

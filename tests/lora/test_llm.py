@@ -9,7 +9,7 @@ import torch
 
 from octavo import LLM, FinishReason, LoRARequest, SamplingParams
 from octavo.backends.cpu.device import CpuBackend
-from octavo.core.base.errors import CheckpointError, ConfigError, InvalidRequest
+from octavo.core.base.errors import BackendUnavailable, CheckpointError, ConfigError, InvalidRequest
 from tests.fakes import tiny_models
 from tests.lora.packer import make_lora
 
@@ -289,6 +289,18 @@ def test_what_can_not_start_says_so(llm_of, model, paths, tmp_path):
         llm_of(lora_modules={"a": str(tmp_path / "none")})
     with pytest.raises(ConfigError, match="max_loras"):
         llm_of(max_loras=0)
+
+
+def test_a_backend_without_a_kernel_of_its_own_says_so_where_that_matters(llm_of, paths):
+    """The reference's sums over a batch depend on what is in it."""
+    for option in ("deterministic", "strict_backend"):
+        with pytest.raises(BackendUnavailable, match="no kernel of its own"):
+            llm_of(lora_modules={"a": paths[0]}, **{option: True})
+        llm = llm_of(**{option: True})
+        with pytest.raises(BackendUnavailable, match="no kernel of its own"):
+            llm.load_adapter("a", paths[0])
+        assert llm.list_adapters() == []
+        llm.generate(prompt_of(4), GREEDY)
 
 
 def test_slots_are_as_large_as_the_first_adapters_need(llm_of, model, tmp_path):
