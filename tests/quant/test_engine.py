@@ -12,10 +12,12 @@ from safetensors.torch import load_file, save_file
 from octavo import LLM, SamplingParams
 from octavo.core.backend.opset import OpSet
 from octavo.core.backend.quant import QuantFormat, QuantScheme
-from octavo.core.base.config import EngineConfig
+from octavo.core.base.config import QUANTIZATIONS, EngineConfig
 from octavo.core.base.errors import CheckpointError, ConfigError
 from octavo.core.engine.plan import plan_model
 from octavo.core.engine.weight_sizes import model_bytes, packed_bytes
+from octavo.core.quant.onload import KINDS
+from octavo.core.quant.open import READERS
 from tests.fakes import tiny_models
 from tests.models.step_runner import ReferenceBackend
 from tests.quant import packers, tiny_checkpoints
@@ -31,6 +33,10 @@ PROMPT = [5, 17, 40, 2, 81]
 def awq(tmp_path: Path) -> Path:
     model = tiny_models.make_llama(**LLAMA)
     return tiny_checkpoints.write(model, tmp_path, lambda _, shape, seed: packers.awq(seed, *shape, 16), AWQ)
+
+
+def test_the_option_names_what_can_be_opened_and_made() -> None:
+    assert set(QUANTIZATIONS) == {*READERS, *KINDS}
 
 
 def reply(path: Path, **options: Any) -> list[int]:
