@@ -117,7 +117,7 @@ def plan_model(config: EngineConfig) -> Plan:
             multiplies = has_product_for(opset, capabilities)
             checkpoint, formats = open_quantized(files, config.quantization, multiplies=multiplies)
             facts = read_config(checkpoint.config)
-            sizes = resolve_sizes(config, checkpoint.config, facts, capabilities)
+            sizes = resolve_sizes(config, checkpoint.config, facts, capabilities, formats.kv_scheme)
             pooler = read_pooler(checkpoint.config, checkpoint.path, config.pooling)
             if pooler is not None:
                 sizes = pooling_sizes(config, sizes, pooler, facts, capabilities)

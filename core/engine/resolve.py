@@ -1,7 +1,7 @@
 """Fills in what a config leaves open, once the checkpoint and the device are known.
 
     dtype                    "auto": the checkpoint's own floats, else the device's default
-    kv_cache_dtype           "auto": the device's first choice
+    kv_cache_dtype           "auto": as the checkpoint asks, else what models compute in (kv_dtype.py)
     max_model_len            None: the model's limit, or what the KV cache holds when that is less
     max_num_seqs             lowered to the largest step of a device with fixed shapes
     max_num_batched_tokens   None: the device's default, and never below max_num_seqs
@@ -23,7 +23,9 @@ from octavo.core.backend.device import Capabilities
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import ConfigError
 from octavo.core.base.units import format_bytes
+from octavo.core.engine.kv_dtype import one_byte_kv
 from octavo.core.models.base import ModelConfig
+from octavo.core.quant.kv_scheme import KVScheme
 from octavo.core.sched.kv_groups import KVGroupSpec, peak_blocks
 
 logger = logging.getLogger(__name__)
@@ -65,9 +67,16 @@ class EngineSizes:
 
 
 def resolve_sizes(
-    config: EngineConfig, checkpoint_config: Mapping[str, Any], model: ModelConfig, device: Capabilities
+    config: EngineConfig,
+    checkpoint_config: Mapping[str, Any],
+    model: ModelConfig,
+    device: Capabilities,
+    kv_scheme: KVScheme | None = None,
 ) -> EngineSizes:
     """Types and sizes from the config, the checkpoint and the device.
+
+    Args:
+        kv_scheme: of the KV cache that the checkpoint was calibrated for.
 
     Raises:
         ConfigError: a dtype or a number of ranks that the device does not have, a length beyond the model, or steps
@@ -98,7 +107,7 @@ def resolve_sizes(
     )
     return EngineSizes(
         dtype=dtype,
-        kv_dtype=_stored_dtype("kv_cache_dtype", config.kv_cache_dtype, device.kv_dtypes, _kv_default(dtype, device)),
+        kv_dtype=_kv_dtype(config, dtype, device, kv_scheme),
         block_size=config.block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=_tokens_of_buckets(config.max_num_batched_tokens, default_tokens, device),
@@ -108,7 +117,14 @@ def resolve_sizes(
     )
 
 
-def _kv_default(dtype: torch.dtype, device: Capabilities) -> torch.dtype:
+def _kv_dtype(config: EngineConfig, dtype: torch.dtype, device: Capabilities, scheme: KVScheme | None) -> torch.dtype:
+    one_byte = one_byte_kv(config, scheme, device)
+    if one_byte is not None:
+        return one_byte
+    return _stored_dtype("kv_cache_dtype", config.kv_cache_dtype, device.kv_dtypes, unrounded_kv(dtype, device))
+
+
+def unrounded_kv(dtype: torch.dtype, device: Capabilities) -> torch.dtype:
     """What models of this storage dtype compute in, so that the cache rounds nothing; else the device's choice."""
     computed = device.activation_dtype[dtype]
     return computed if computed in device.kv_dtypes else device.kv_dtypes[0]

@@ -6,6 +6,7 @@
       model built, weights streamed in          build_model, load_weights
       adapters of the start read in             AdapterSlots
       the runner's buffers allocated            RunnerMemory
+      scales of an int8 KV cache measured       calibrate
       pools allocated from what is really free  kv_blocks_for
       runner made                               ModelRunner
 
@@ -29,6 +30,8 @@ from octavo.core.base.errors import BackendUnavailable
 from octavo.core.engine.adapter_setup import make_slots
 from octavo.core.engine.buckets import padded_tokens
 from octavo.core.engine.follower_stage import FollowerStage
+from octavo.core.engine.kv_calibration import calibrate
+from octavo.core.engine.kv_dtype import check_readable
 from octavo.core.engine.pooling_setup import (
     build_head,
     load_vectors_model,
@@ -38,7 +41,14 @@ from octavo.core.engine.pooling_setup import (
     table_offset,
 )
 from octavo.core.engine.pooling_stage import PoolingStage
-from octavo.core.engine.resolve import EngineSizes, check_weights_fit, fit_length, kv_blocks_for, resolve_sizes
+from octavo.core.engine.resolve import (
+    EngineSizes,
+    check_weights_fit,
+    fit_length,
+    kv_blocks_for,
+    resolve_sizes,
+    unrounded_kv,
+)
 from octavo.core.engine.runner import ModelRunner, OutputStage, RunnerMemory
 from octavo.core.engine.sampling_stage import SamplingStage
 from octavo.core.engine.weight_sizes import has_product_for, model_bytes
@@ -104,7 +114,7 @@ class Worker:
         checkpoint, formats = open_quantized(checkpoint, config.quantization, multiplies=multiplies)
         facts = read_config(checkpoint.config)
         pooler = read_pooler(checkpoint.config, checkpoint.path, config.pooling)
-        sizes = resolve_sizes(config, checkpoint.config, facts, backend.capabilities)
+        sizes = resolve_sizes(config, checkpoint.config, facts, backend.capabilities, formats.kv_scheme)
         if pooler is not None:
             sizes = pooling_sizes(config, sizes, pooler, facts, backend.capabilities)
         part_bytes = model_bytes(
@@ -138,6 +148,11 @@ class Worker:
             self._model.vocab_size,
             adapters=self._adapters is not None,
         )
+        calibrate(
+            self._model, backend, self._opset, memory, adapters=self._adapters,
+            kv_dtype=unrounded_kv(sizes.dtype, backend.capabilities),
+            max_step_tokens=sizes.max_num_batched_tokens, max_model_len=sizes.max_model_len,
+        )  # fmt: skip
         pool_views = self._allocate_kv(config, sizes)
         self._runner = ModelRunner(
             model=self._model,
@@ -320,4 +335,6 @@ def _step_tokens(backend: DeviceBackend, sizes: EngineSizes) -> int:
 def _bind_kv(model: Model, backend: DeviceBackend, layers: Sequence[KVGroup], pools: Sequence[KVPool]) -> None:
     places = layer_places(layers)
     caches = [backend.kv_view(pools[pool], layers[group].spec) for group, pool in places]
+    for cache in caches:
+        check_readable(cache, backend.capabilities)
     model.bind_kv(caches, [group for group, _ in places])

@@ -12,8 +12,9 @@ import torch
 
 from octavo.core.backend.kv import KVCache, KVCacheSpec
 from octavo.core.backend.ops import StepPlan
-from octavo.core.backend.specs import AttentionSpec, CacheSpec
+from octavo.core.backend.specs import AttentionSpec, CacheSpec, ScaleKind
 from octavo.core.layers.context import LayerContext
+from octavo.core.layers.kv_scales import KVScales
 
 
 class Attention:
@@ -29,6 +30,7 @@ class Attention:
         softcap: c of c·tanh(score / c); None leaves scores alone.
         sinks_H: fp32, a logit of each head that only the denominator sees; None has none.
         alibi_slopes_H: fp32, added to scores times the distance; None has none.
+        scales: of a cache that keeps a byte per element; None: it keeps values as they are.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class Attention:
         softcap: float | None = None,
         sinks_H: torch.Tensor | None = None,
         alibi_slopes_H: torch.Tensor | None = None,
+        scales: KVScales | None = None,
     ) -> None:
+        self.scales = scales
         self.kv_spec = kv_spec
         self._context = context
         self._num_heads = num_heads
@@ -55,12 +59,18 @@ class Attention:
         self._alibi_slopes_H = alibi_slopes_H
         self._kv: KVCache
         self._group: int
+        self._kv_scales: dict[str, torch.Tensor] = {}
 
     def bind_kv(self, kv: KVCache, group: int) -> None:
-        """Take the layer's cache and its group's index, and bind the ops for its layout."""
+        """Take the layer's cache and its group's index, and bind the ops for its layout and its scales.
+
+        It may be bound anew: for the calibration of scales (engine/kv_calibration.py) it has another cache before.
+        """
         spec, dtype = kv.spec, self._context.activation_dtype
         self._kv = kv
         self._group = group
+        self._kv_scales = {} if self.scales is None or spec.dtype.itemsize > 1 else self.scales.keywords()
+        kv_scale: ScaleKind = "head" if self._kv_scales else "none"
         rotary_dim = 0 if self._cos_sin_PR is None else self._cos_sin_PR.shape[1]
         self._write = self._context.bind(
             Attention,
@@ -74,6 +84,7 @@ class Attention:
                 kv_dtype=spec.dtype,
                 block_size=spec.block_size,
                 layout=kv.layout,
+                kv_scale=kv_scale,
                 num_heads=self._num_heads if rotary_dim else 0,
                 rotary_dim=rotary_dim,
                 interleaved=self._interleaved and rotary_dim > 0,
@@ -96,6 +107,7 @@ class Attention:
                 softcap=self._softcap is not None,
                 sinks=self._sinks_H is not None,
                 alibi=self._alibi_slopes_H is not None,
+                kv_scale=kv_scale,
             ),
         )
 
@@ -112,7 +124,7 @@ class Attention:
         """out [T, H, Dv] = attention of this step's tokens over their requests' cache. Rotates q in place."""
         plan = plans[self._group]
         if self._cos_sin_PR is None:
-            self._write(k_TKD, v_TKD, self._kv, plan.meta.slot_mapping)
+            self._write(k_TKD, v_TKD, self._kv, plan.meta.slot_mapping, **self._kv_scales)
         else:
             self._write(
                 q_THD,
@@ -124,6 +136,7 @@ class Attention:
                 plan.meta.slot_mapping,
                 out_q=q_THD,
                 interleaved=self._interleaved,
+                **self._kv_scales,
             )
         self._paged_attention(
             q_THD,
@@ -135,4 +148,5 @@ class Attention:
             softcap=self._softcap,
             sinks_H=self._sinks_H,
             alibi_slopes_H=self._alibi_slopes_H,
+            **self._kv_scales,
         )

@@ -34,11 +34,13 @@ class WeightTarget:
         place: copies what it needs of the tensor and changes nothing; the tensor's memory serves the next one. It gets
             the stored dtype (float32 for GGUF's quantised types), or a QuantizedTensor where the checkpoint has one.
         required: whether a checkpoint without this tensor is an error (a tied output head is not required).
+        other_shapes: that are accepted, too.
     """
 
     shape: tuple[int, ...]
     place: Callable[[Any], None]
     required: bool = True
+    other_shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def check_targets(checkpoint: Checkpoint, targets: Mapping[str, WeightTarget]) -
     present = tuple(name for name in targets if name in in_file)
     for name in present:
         expected, found = tuple(targets[name].shape), checkpoint.shape(name)
-        if expected != found:
+        if found != expected and found not in targets[name].other_shapes:
             raise CheckpointError(
                 f"{checkpoint.path}: tensor {name} has shape {list(found)} where the config asks for "
                 f"{list(expected)}; the config and the weights belong to different models",

@@ -18,6 +18,7 @@ import torch
 
 from octavo.core.backend.device import StepBuffers
 from octavo.core.backend.kv import KVCache, KVCacheSpec
+from octavo.core.layers.kv_scales import KVScales
 from octavo.core.load.stream import WeightTarget
 from octavo.core.parallel.shard import Shard
 
@@ -73,6 +74,9 @@ class Model(Protocol):
 
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
         """One spec per attention layer, in layer order."""
+
+    def kv_scales(self) -> Sequence[KVScales | None]:
+        """The scales of each attention layer's cache, in layer order; None for a cache without."""
 
     def weight_targets(self, *, norm_weights_include_one: bool = False) -> dict[str, WeightTarget]:
         """Where each tensor of the checkpoint goes, under its Hugging Face name, in file-like order.

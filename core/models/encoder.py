@@ -246,6 +246,10 @@ class EncoderModel:
         """None: nothing is kept."""
         return ()
 
+    def kv_scales(self) -> tuple[None, ...]:
+        """None: nothing is kept."""
+        return ()
+
     def weight_targets(self, *, norm_weights_include_one: bool = False) -> dict[str, WeightTarget]:
         """Where each tensor of the checkpoint goes."""
         targets = self._words.targets() | self._places.targets() | self._norm.targets()

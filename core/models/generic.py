@@ -26,9 +26,10 @@ import torch
 from octavo.core.backend.device import StepBuffers
 from octavo.core.backend.kv import KVCache, KVCacheSpec
 from octavo.core.backend.quant import QuantizedTensor
-from octavo.core.backend.specs import AttentionSpec, CacheSpec
+from octavo.core.backend.specs import AttentionSpec, CacheSpec, ScaleKind
 from octavo.core.base.errors import CheckpointError, ConfigError
 from octavo.core.layers.context import LayerContext
+from octavo.core.layers.kv_scales import KVScales
 from octavo.core.load.stream import WeightTarget
 from octavo.core.parallel.shard import Shard
 
@@ -156,6 +157,9 @@ class GenericModel:
         self.max_position = config.max_position
         self._context = context
         self._kv_specs = config.kv_specs(kv_dtype, block_size, context.shard)
+        self._kv_scales = [
+            KVScales.of_layer(context, spec, (0, spec.num_kv_heads), spec.num_kv_heads, None) for spec in self._kv_specs
+        ]
         self._attention = _PagedAttention(config.calls)
         registered = _Registered(self._attention)
         self._module = _build(config.values, registered.name, context.activation_dtype).to(context.backend.device)
@@ -164,6 +168,10 @@ class GenericModel:
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
         """One spec per layer."""
         return self._kv_specs
+
+    def kv_scales(self) -> Sequence[KVScales | None]:
+        """One per layer."""
+        return self._kv_scales
 
     def weight_targets(self, *, norm_weights_include_one: bool = False) -> dict[str, WeightTarget]:
         """Every parameter of the module under the name that checkpoints give it; one that is tied counts once."""
@@ -184,7 +192,7 @@ class GenericModel:
 
     def bind_kv(self, caches: Sequence[KVCache], group_of_layer: Sequence[int]) -> None:
         """Give each layer its cache and bind its ops."""
-        self._attention.bind(self._context, caches, group_of_layer)
+        self._attention.bind(self._context, caches, group_of_layer, self._kv_scales)
 
     def forward(self, buffers: StepBuffers) -> None:
         """One step over the batch; see `base.Model.forward`."""
@@ -237,11 +245,20 @@ class _PagedAttention:
         self._calls = calls
         self._layers: list[tuple[KVCache, int, Any, Any]] = []
 
-    def bind(self, context: LayerContext, caches: Sequence[KVCache], groups: Sequence[int]) -> None:
-        """Bind each layer's ops for its cache's layout."""
+    def bind(
+        self,
+        context: LayerContext,
+        caches: Sequence[KVCache],
+        groups: Sequence[int],
+        scales: Sequence[KVScales | None],
+    ) -> None:
+        """Bind each layer's ops for its cache's layout and scales, in place of what was bound before."""
         dtype = context.activation_dtype
-        for call, cache, group in zip(self._calls, caches, groups, strict=True):
+        self._layers.clear()
+        for call, cache, group, own in zip(self._calls, caches, groups, scales, strict=True):
             spec = cache.spec
+            keywords = {} if own is None or spec.dtype.itemsize > 1 else own.keywords()
+            kv_scale: ScaleKind = "head" if keywords else "none"
             write = CacheSpec(
                 num_kv_heads=spec.num_kv_heads,
                 head_dim=spec.head_dim,
@@ -250,6 +267,7 @@ class _PagedAttention:
                 kv_dtype=spec.dtype,
                 block_size=spec.block_size,
                 layout=cache.layout,
+                kv_scale=kv_scale,
             )
             attend = AttentionSpec(
                 num_heads=call.num_heads,
@@ -263,9 +281,11 @@ class _PagedAttention:
                 window=spec.window,
                 softcap=call.softcap is not None,
                 sinks=call.has_sinks,
+                kv_scale=kv_scale,
             )
-            ops = (context.opset.bind("write_kv", write), context.opset.bind("paged_attention", attend))
-            self._layers.append((cache, group, *ops))
+            write_kv = partial(context.opset.bind("write_kv", write), **keywords)
+            paged_attention = partial(context.opset.bind("paged_attention", attend), **keywords)
+            self._layers.append((cache, group, write_kv, paged_attention))
 
     def __call__(
         self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any, **kwargs: Any

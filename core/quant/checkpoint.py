@@ -20,6 +20,7 @@ import torch
 from octavo.core.backend.quant import QuantScheme
 from octavo.core.base.errors import CheckpointError
 from octavo.core.quant.formats import LinearFormat
+from octavo.core.quant.kv_scheme import KVScheme
 from octavo.core.quant.layer import StoredLayer, StoredWeight
 
 if TYPE_CHECKING:
@@ -122,9 +123,11 @@ class StoredFormats:
 
     Args:
         layers: by the names of their weights; a layer that is not among them is plain.
+        kv_scheme: what the checkpoint says of the KV cache.
     """
 
-    def __init__(self, layers: Mapping[str, StoredLayer]) -> None:
+    def __init__(self, layers: Mapping[str, StoredLayer], kv_scheme: KVScheme | None = None) -> None:
+        self.kv_scheme = kv_scheme
         self._layers = dict(layers)
 
     def linear(self, names: Sequence[str]) -> LinearFormat:

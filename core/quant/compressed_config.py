@@ -23,7 +23,7 @@ _INERT = {
     "quant_method": "chose this reader",
     "quantization_status": "a stage of the writer",
     "global_compression_ratio": "a note",
-    "kv_cache_scheme": "how another runtime stores its cache; kv_cache_dtype chooses here",
+    "kv_cache_scheme": "of no weight; kv_scheme.py reads it",
     "version": "provenance",
 }
 _INERT_NUMBERS = {

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 
 from octavo.core.backend.quant import QuantizedTensor, QuantScheme
+from octavo.core.quant.kv_scheme import KVScheme
 from octavo.core.quant.layer import dequantized
 
 
@@ -55,7 +56,13 @@ class LinearFormat:
 
 
 class WeightFormats(Protocol):
-    """How each layer of a checkpoint is stored."""
+    """How each layer of a checkpoint is stored.
+
+    Attributes:
+        kv_scheme: the KV cache that the checkpoint was calibrated for; None: it says nothing of one.
+    """
+
+    kv_scheme: KVScheme | None
 
     def linear(self, names: Sequence[str]) -> LinearFormat:
         """The format of the weight that stacks these checkpoint layers (names without ".weight").
@@ -68,6 +75,8 @@ class WeightFormats(Protocol):
 
 class _Plain:
     """Every weight is plain."""
+
+    kv_scheme: KVScheme | None = None
 
     def linear(self, names: Sequence[str]) -> LinearFormat:
         del names

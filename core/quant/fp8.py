@@ -30,7 +30,7 @@ _INERT = {
     "modules_to_not_convert": "shows in the files",
     "ignored_layers": "shows in the files",
     "modules_to_convert": "shows in the files",
-    "kv_cache_scheme": "how another runtime stores its cache; kv_cache_dtype chooses here",
+    "kv_cache_scheme": "of no weight; kv_scheme.py reads it",
     "scale_fmt": "which values the scales were rounded to",
     "activation_scale_ub": "a bound on activations' scales, which are measured here",
     "dequantize": "another runtime's choice",

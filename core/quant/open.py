@@ -22,6 +22,7 @@ from octavo.core.quant.formats import PLAIN, WeightFormats
 from octavo.core.quant.fp8 import fp8_layers
 from octavo.core.quant.gguf import gguf_layers
 from octavo.core.quant.gptq import gptq_layers
+from octavo.core.quant.kv_scheme import read_kv_scheme
 from octavo.core.quant.layer import Files, StoredLayer
 from octavo.core.quant.mxfp4 import mxfp4_layers
 from octavo.core.quant.onload import KINDS, onload_layers
@@ -74,14 +75,14 @@ def open_quantized(
             f"quantization is {quantization!r}, but {checkpoint.path} is quantised by {method}; leave it out",
             field="quantization",
         )
-    layers = READERS[method](Files(checkpoint), config)
-    if not layers:
+    layers, kv_scheme = READERS[method](Files(checkpoint), config), read_kv_scheme(config)
+    if not layers and kv_scheme is None:
         raise CheckpointError(
             f"{checkpoint.path}: quantization_config names {method}, but no tensor is stored so; config and files do "
             "not belong together",
             field="quantization_config",
         )
-    return QuantizedCheckpoint(checkpoint, layers), StoredFormats(layers)
+    return QuantizedCheckpoint(checkpoint, layers), StoredFormats(layers, kv_scheme)
 
 
 def _wrapped(

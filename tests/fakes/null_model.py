@@ -80,6 +80,10 @@ class NullModel:
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
         return self._kv_specs
 
+    def kv_scales(self) -> tuple[None, ...]:
+        """None: a cache is never read."""
+        return ()
+
     def weight_targets(self, *, norm_weights_include_one: bool = False) -> dict[str, Any]:
         return {}
 

@@ -17,6 +17,8 @@ from octavo.core.backend.comm import SingleRank
 from octavo.core.backend.device import Capabilities, MemoryInfo, PlainProgram, StepBuffers
 from octavo.core.backend.kv import AttentionMetadata, KVCache, KVCacheSpec, KVLayout, KVPool
 from octavo.core.backend.opset import OpSet
+from octavo.core.engine.kv_calibration import calibrate
+from octavo.core.engine.runner import RunnerMemory
 from octavo.core.layers.kv_groups import KVGroup, group_layers, layer_places, num_pools, pool_block_bytes
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.load.stream import load_weights
@@ -58,7 +60,7 @@ class ReferenceBackend:
         if out is None:
             return x.clone()
         out[: len(x)].copy_(x)
-        return out
+        return out[: len(x)]
 
     def to_host(self, x: torch.Tensor) -> torch.Tensor:
         return x.clone()
@@ -248,15 +250,16 @@ def load_model(
     expert_parallel: bool = False,
     adapters: Callable[[OpSet], AdapterSlots] | None = None,
     formats: WeightFormats = PLAIN,
+    kv_dtype: torch.dtype = torch.float32,
 ) -> tuple[Model, OpSet]:
-    """Build a model from an open checkpoint and load its weights."""
+    """Build a model from an open checkpoint, load its weights, and calibrate a cache that needs it."""
     opset = OpSet(backend)
     model = build_model(
         checkpoint.config,
         backend=backend,
         opset=opset,
         dtype=dtype,
-        kv_dtype=torch.float32,
+        kv_dtype=kv_dtype,
         block_size=block_size,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
@@ -268,6 +271,16 @@ def load_model(
     )
     targets = model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
     load_weights(checkpoint, targets, progress=False)
+    memory = RunnerMemory.allocate(backend, max_num_batched_tokens, 1, model.vocab_size)
+    calibrate(
+        model,
+        backend,
+        opset,
+        memory,
+        kv_dtype=torch.float32,
+        max_step_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+    )
     return model, opset
 
 

@@ -17,6 +17,7 @@ from octavo.core.backend.kv import KVCache, KVCacheSpec
 from octavo.core.backend.ops import StepPlan
 from octavo.core.layers.attention import Attention
 from octavo.core.layers.context import LayerContext
+from octavo.core.layers.kv_scales import KVScales
 from octavo.core.layers.linear import Linear, Part
 from octavo.core.layers.norm import LayerNorm, Norm, RMSNorm, WidthNorm
 from octavo.core.layers.rope import RotaryTables
@@ -60,6 +61,10 @@ class SelfAttention:
         self._num_heads = config.num_heads
         self._sinks_H = self._backend.empty(self._local[0], dtype=torch.float32) if config.sinks else None
         self._head_dim = config.head_dim
+        product = f"{prefix}.{config.names.qkv or config.names.k}"
+        self.kv_scales = KVScales.of_layer(
+            context, kv_spec, self._kv_heads, config.num_kv_heads, product.rpartition(".")[0]
+        )
         self.attention = context.layer(Attention)(
             context,
             self._local[0],
@@ -69,6 +74,7 @@ class SelfAttention:
             interleaved=config.interleaved_rope,
             softcap=config.score_softcap,
             sinks_H=self._sinks_H,
+            scales=self.kv_scales,
         )
 
     @staticmethod
@@ -105,7 +111,7 @@ class SelfAttention:
             targets |= norm.targets(weights_include_one=norm_weights_include_one)
         if self._sinks_H is not None:
             targets[self._sinks_name] = WeightTarget((self._num_heads,), self._place_sinks)
-        return targets
+        return targets if self.kv_scales is None else targets | self.kv_scales.targets()
 
     def _place_sinks(self, sinks_H: torch.Tensor) -> None:
         self._backend.from_host(sinks_H[slice(*self._heads)].to(torch.float32), out=self._sinks_H)

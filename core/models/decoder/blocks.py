@@ -20,6 +20,7 @@ import torch
 from octavo.core.backend.kv import KVCache, KVCacheSpec
 from octavo.core.backend.ops import StepPlan
 from octavo.core.layers.context import LayerContext
+from octavo.core.layers.kv_scales import KVScales
 from octavo.core.layers.norm import LayerNorm, Norm, RMSNorm
 from octavo.core.layers.rope import RotaryTables
 from octavo.core.load.stream import WeightTarget
@@ -42,6 +43,10 @@ class Block(Protocol):
 
     def bind_kv(self, cache: KVCache, group: int) -> None:
         """Take the layer's cache and its group's index."""
+
+    @property
+    def kv_scales(self) -> KVScales | None:
+        """Of its cache."""
 
     def targets(self, *, norm_weights_include_one: bool) -> dict[str, WeightTarget]:
         """The checkpoint tensors that fill the layer."""
@@ -76,6 +81,11 @@ class _Block:
     def bind_kv(self, cache: KVCache, group: int) -> None:
         """Take the layer's cache and its group's index."""
         self.mixer.bind_kv(cache, group)
+
+    @property
+    def kv_scales(self) -> KVScales | None:
+        """See Block."""
+        return self.mixer.kv_scales
 
     def targets(self, *, norm_weights_include_one: bool) -> dict[str, WeightTarget]:
         """The checkpoint tensors that fill the layer."""

@@ -19,6 +19,7 @@ import torch
 
 from octavo.core.backend.kv import KVCacheSpec
 from octavo.core.backend.specs import Gate
+from octavo.core.base.errors import ConfigError
 from octavo.core.layers.rope import RopeParameters, model_switch_tokens
 from octavo.core.parallel.shard import Shard
 
@@ -207,8 +208,17 @@ class DecoderConfig:
         return self.moe is not None and (self.moe_layers is None or layer in self.moe_layers)
 
     def kv_specs(self, kv_dtype: torch.dtype, block_size: int, shard: Shard | None = None) -> tuple[KVCacheSpec, ...]:
-        """One spec per layer, of the KV heads that a rank holds (None: of all)."""
+        """One spec per layer, of the KV heads that a rank holds (None: of all).
+
+        Raises:
+            ConfigError: latents as integers, for which they would need scales.
+        """
         if self.mla is not None:
+            if not kv_dtype.is_floating_point:
+                raise ConfigError(
+                    "kv_cache_dtype is int8, but the latents of this model's attention have no scales; use fp8 or auto",
+                    field="kv_cache_dtype",
+                )
             latent = self.mla.kv_lora_rank + self.mla.rope_head_dim
             return (KVCacheSpec(1, latent, 0, kv_dtype, block_size),) * self.num_layers
         shard = shard or Shard.single()

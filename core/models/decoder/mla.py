@@ -33,7 +33,7 @@ from octavo.core.models.decoder.config import DecoderConfig, MlaConfig
 
 
 class LatentAttention:
-    """A layer's attention over latents.
+    """A layer's attention over latents, whose cache has no scales.
 
     Args:
         context, config: the model's; config.mla is there.
@@ -86,6 +86,8 @@ class LatentAttention:
         self._claim(context, mla)
         self._kv: KVCache
         self._group: int
+
+    kv_scales = None
 
     @staticmethod
     def mixed_size(context: LayerContext, config: DecoderConfig) -> int:

@@ -18,6 +18,7 @@ from octavo.core.backend.device import StepBuffers
 from octavo.core.backend.kv import KVCache, KVCacheSpec
 from octavo.core.layers.context import LayerContext
 from octavo.core.layers.embedding import Embedding, OutputHead
+from octavo.core.layers.kv_scales import KVScales
 from octavo.core.layers.rope import RotaryTables
 from octavo.core.load.stream import WeightTarget
 from octavo.core.models.activations import Activations
@@ -86,6 +87,10 @@ class DecoderModel:
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
         """One spec per layer."""
         return self._kv_specs
+
+    def kv_scales(self) -> Sequence[KVScales | None]:
+        """One per layer."""
+        return [layer.kv_scales for layer in self._layers]
 
     def weight_targets(self, *, norm_weights_include_one: bool = False) -> dict[str, WeightTarget]:
         """Where each tensor of the checkpoint goes; the embedding comes before a head that may be tied to it."""
