@@ -2,6 +2,7 @@
 
     tokenizer.ggml.model   "gpt2"   byte-level BPE: tokens, merges, and how to cut text by the name in `.pre`
                            "llama"  sentencepiece BPE with byte fallback: tokens and scores, merges recovered from them
+                           "bert"   word pieces: those that begin a word are stored with a ▁ before them, others bare
     tokenizer.ggml.token_type   1 normal  2 unknown  3 control (special)  4 user-defined  5 unused  6 byte
 
 Only `load_tokenizer` talks to this. Building takes well under 0.2 s for 50 thousand tokens, because a process start
@@ -19,13 +20,17 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from octavo.core.base.errors import CheckpointError
 from octavo.core.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from octavo.core.text.tokenizer import Tokenizer
+from octavo.core.text.word_pieces import enclosing, spelled, word_pieces
 
-_CONTROL, _USER_DEFINED = 3, 4
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 _SPECIAL_TOKEN_KEYS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
+    "cls_token": "cls_token_id",
+    "sep_token": "seperator_token_id",  # spelled so in the format
+    "mask_token": "mask_token_id",
 }
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -45,16 +50,19 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         backend, add_bos = _byte_level_bpe(vocab, pre), pre.add_bos
     elif vocab.model == "llama":
         backend, add_bos = _sentencepiece_bpe(vocab), True
+    elif vocab.model == "bert":
+        backend, add_bos = _bert(vocab), False
     else:
         raise CheckpointError(
-            f"tokenizer.ggml.model is {vocab.model!r}; Octavo reads 'gpt2' and 'llama' tokenizers",
+            f"tokenizer.ggml.model is {vocab.model!r}; Octavo reads 'gpt2', 'llama' and 'bert' tokenizers",
             field="tokenizer.ggml.model",
         )
     special = {name: vocab.tokens[i] for name, key in _SPECIAL_TOKEN_KEYS.items() if (i := vocab.token_id(key)) >= 0}
     _mark_added_tokens(backend, vocab, special.values())
     bos = vocab.token_id("bos_token_id") if metadata.get("tokenizer.ggml.add_bos_token", add_bos) else -1
     eos = vocab.token_id("eos_token_id") if metadata.get("tokenizer.ggml.add_eos_token", False) else -1
-    backend.post_processor = _add_ends(vocab.tokens, bos, eos)
+    if vocab.model != "bert":
+        backend.post_processor = _add_ends(vocab.tokens, bos, eos)
     return Tokenizer(
         backend,
         special_tokens=special,
@@ -183,6 +191,24 @@ def _sentencepiece_bpe(vocab: _Vocabulary) -> tokenizers.Tokenizer:
     else:
         backend.normalizer = normalizers.Replace(" ", "▁")
     backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def _bert(vocab: _Vocabulary) -> tokenizers.Tokenizer:
+    normal = frozenset(vocab.of_type(_NORMAL))
+    unknown = vocab.token_id("unknown_token_id")
+    backend = word_pieces(
+        vocab.index(spelled(vocab.tokens, normal)), vocab.tokens[unknown] if unknown >= 0 else "[UNK]", normal
+    )
+    ends = []
+    for key, older in (("cls_token_id", "bos_token_id"), ("seperator_token_id", "eos_token_id")):
+        if (i := vocab.token_id(key)) < 0 and (i := vocab.token_id(older)) < 0:
+            raise CheckpointError(
+                f"the file has no tokenizer.ggml.{key}; convert the model again with its tokenizer",
+                field=f"tokenizer.ggml.{key}",
+            )
+        ends.append((vocab.tokens[i], i))
+    backend.post_processor = enclosing(*ends)
     return backend
 
 
