@@ -11,6 +11,7 @@ import torch
 from octavo.core.load.checkpoint import Checkpoint, ModelSource, open_checkpoint
 from octavo.core.load.gguf_names.table import ARCHITECTURES
 from octavo.core.models.registry import FAMILIES as CLASSES
+from octavo.core.quant.open import open_quantized
 from tests.fakes import tiny_encoders, tiny_models
 from tests.fakes.families import FAMILIES, FULL, LONGROPE, RMS, SIZES, SLIDING, YARN, TinyFamily
 from tests.fakes.gguf_files import write_gguf_file
@@ -114,18 +115,20 @@ def opened(path: Path) -> Checkpoint:
     return open_checkpoint(ModelSource("tiny", path, "gguf"))
 
 
-@pytest.mark.parametrize("quantised", [False, True], ids=["f32", "q8_0"])
+@pytest.mark.parametrize("how", ["f32", "q8_0", "q8_0-kept"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_file_equals_hugging_face(case: str, quantised: bool, tmp_path: Path) -> None:
+def test_a_file_equals_hugging_face(case: str, how: str, tmp_path: Path) -> None:
     architecture, tiny, changes = CASES[case]
-    model = tiny.make(**changes)
+    model, quantised = tiny.make(**changes), how != "f32"
     checkpoint = opened(write_gguf_file(model, architecture, tmp_path / "tiny.gguf", quantised=quantised))
     # Without a window, which GGUF files of it never name, Mistral is Llama.
     assert checkpoint.config["architectures"] == ["LlamaForCausalLM" if case == "mistral" else tiny.model]
     stored = {checkpoint.stored_dtype(name) for name in checkpoint.names()}
     assert stored == ({"F32", "Q8_0"} if quantised else {"F32"})
     backend = ReferenceBackend()
-    loaded, opset = load_model(checkpoint, backend)
+    # Blocks are kept as they are, or dequantised by the file's reader.
+    checkpoint, formats = open_quantized(checkpoint, multiplies=(lambda _: True) if how == "q8_0-kept" else None)
+    loaded, opset = load_model(checkpoint, backend, formats=formats)
     checkpoint.close()
     runner = StepRunner(loaded, backend, opset)
     for length in LENGTHS:
