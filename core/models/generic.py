@@ -179,6 +179,7 @@ class GenericModel:
 
         def place(parameter: torch.nn.Parameter, name: str, stored: torch.Tensor | QuantizedTensor) -> None:
             plain = self._context.formats.linear([name]).as_plain().part(name, stored)
+            assert isinstance(plain, torch.Tensor)
             with torch.no_grad():
                 parameter.copy_(plain)
 

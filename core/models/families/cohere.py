@@ -16,8 +16,9 @@ from octavo.core.models.families.reading import FULL, SLIDING, read_base, read_l
 def read_cohere(values: Mapping[str, Any]) -> DecoderConfig:
     """CohereForCausalLM. Raises CheckpointError."""
     reader = ConfigReader(values)
-    qk_norm = "own" if reader.boolean("use_qk_norm", False) else None
-    config = DecoderConfig(**_common(reader, 500_000.0), qk_norm=qk_norm)
+    config = DecoderConfig(
+        **_common(reader, 500_000.0), qk_norm="own" if reader.boolean("use_qk_norm", False) else None
+    )
     reader.finish()
     return config
 
