@@ -64,6 +64,7 @@ PROFILES = {
         Profile("smoke", "under a minute on two CPU cores"),
         Profile("core", "what every backend must pass; no gaps", allows_gaps=False),
         Profile("fp8kv", "8-bit floating point KV caches"),
+        Profile("int8kv", "KV caches of 8-bit integers"),
         Profile("mla", "multi-head latent attention"),
         Profile("moe", "mixtures of experts"),
         Profile("quant", "quantised weights and activations"),

@@ -30,6 +30,11 @@ from octavo.conformance.trial import Outputs
 from octavo.core.backend import AttentionSpec, KVLayout, ScaleKind
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+ONE_BYTE = (*FP8, torch.int8)
+"""What a cache holds as codes, beside scales."""
+
+ONE_BYTE_PROFILES = {dtype: frozenset({"fp8kv"}) for dtype in FP8} | {torch.int8: frozenset({"int8kv"})}
+"""Where cases of such caches stand. Never written to."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +179,10 @@ def draw_needle(draw: Draw, setting: Setting, requests: Sequence[Request], block
     scales = _scales(s, power_of_two=True)
     k_scale, v_scale = scales or (None, None)
     keys = [torch.empty(r.num_keys, s.kv_heads, s.head_dim) for r in requests]
+    spread = 63 if s.kv_dtype == torch.int8 else 1  # else all values of a key would be the code 1
     values = [
-        probe.needle_values(draw, r.num_keys, s.kv_heads, s.v_head_dim, torch.float32).to(s.kv_dtype) for r in requests
+        (spread * probe.needle_values(draw, r.num_keys, s.kv_heads, s.v_head_dim, torch.float32)).to(s.kv_dtype)
+        for r in requests
     ]
     queries, wants = [], []
     for request, key, value in zip(requests, keys, values, strict=True):

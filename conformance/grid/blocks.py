@@ -20,7 +20,7 @@ from octavo.conformance.case import Case, all_of, holds_bytes, stores_kv_in
 from octavo.conformance.draw import Draw
 from octavo.conformance.facts import dtype_name
 from octavo.conformance.finding import Finding
-from octavo.conformance.grid.attending import FP8
+from octavo.conformance.grid.attending import ONE_BYTE, ONE_BYTE_PROFILES
 from octavo.conformance.harness.bench import Bench
 from octavo.conformance.lanes.exact import exact
 from octavo.conformance.trial import Block, HostPool, HostTensor, Outputs, Trial, given, wanted
@@ -80,7 +80,7 @@ class Point:
     def profiles(self) -> frozenset[str]:
         if self.move == "far":
             return frozenset()
-        special = ({"fp8kv"} if self.dtype in FP8 else set()) | ({"mla"} if not self.shape[2] else set())
+        special = ONE_BYTE_PROFILES.get(self.dtype, frozenset()) | ({"mla"} if not self.shape[2] else set())
         if special:
             return frozenset(special)
         names = {"core", "deterministic", "tiny-full"}
@@ -118,13 +118,13 @@ def _points() -> Iterator[Point]:
                 continue
             yield Point(op, move, catches=CATCHES.get(move, ()))
         move = "chain" if op == OPS[0] else "some"
-        for dtype, has_gaps in itertools.product((F32, BF16, F16, *FP8), (False, True)):
+        for dtype, has_gaps in itertools.product((F32, BF16, F16, *ONE_BYTE), (False, True)):
             if (dtype, has_gaps) != (F32, False):
                 strided = ("strided-kv-as-contiguous",) if dtype == F32 else ()
                 yield Point(op, move, dtype, has_gaps=has_gaps, catches=strided)
         for shape, block_size in itertools.product(((1, 32, 32), (3, 80, 80), (2, 192, 128), (5, 1, 3)), (1, 64, 256)):
             yield Point(op, move, BF16, shape, block_size)
-        for dtype in (F32, BF16, *FP8):
+        for dtype in (F32, BF16, *ONE_BYTE):
             yield Point(op, move, dtype, LATENT)
 
 

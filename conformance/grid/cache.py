@@ -24,7 +24,7 @@ from octavo.conformance.case import Case, all_of, computes_in, holds_bytes, stor
 from octavo.conformance.draw import Draw
 from octavo.conformance.facts import dtype_name
 from octavo.conformance.finding import Finding
-from octavo.conformance.grid.attending import FP8
+from octavo.conformance.grid.attending import FP8, ONE_BYTE_PROFILES
 from octavo.conformance.grid.pairwise import pairwise
 from octavo.conformance.harness.bench import Bench
 from octavo.conformance.lanes.exact import exact
@@ -38,7 +38,8 @@ DTYPES = ((F32, F32), (F32, BF16), (F32, F16), (BF16, BF16), (F16, F16))
 SHAPES = ((2, 64, 64), (1, 32, 32), (8, 128, 128), (3, 80, 80), (2, 192, 128), (1, 256, 256), (5, 1, 3))
 """KV heads, head size of K and of V."""
 
-FORMATS = {E4M3FN: QuantFormat.FP8_E4M3FN, E4M3FNUZ: QuantFormat.FP8_E4M3FNUZ}
+SCALED: tuple[ScaleKind, ...] = ("tensor", "head")
+FORMATS = {E4M3FN: QuantFormat.FP8_E4M3FN, E4M3FNUZ: QuantFormat.FP8_E4M3FNUZ, torch.int8: QuantFormat.INT8}
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ class Point:
     def profiles(self) -> frozenset[str]:
         if self.is_big:
             return frozenset()
-        if self.kv_dtype in FP8:
-            return frozenset({"fp8kv"})
+        if self.kv_dtype in ONE_BYTE_PROFILES:
+            return ONE_BYTE_PROFILES[self.kv_dtype]
         names = {"core", "deterministic", "tiny-full"}
         return frozenset(names | ({"smoke", "tiny"} if self.shape == (2, 64, 64) and self.rows == 12 else set()))
 
@@ -148,23 +149,31 @@ def _pairs() -> Iterator[Point]:
 
 
 def _eight_bit() -> Iterator[Point]:
+    """Floats with and without scales, integers with them."""
     scales = ("kv-scales-ignored", "kv-scales-swapped")
     for dtype, kv_dtype in itertools.product((F32, BF16, F16), FP8):
         flavour = ("fnuz-read-as-fn",) if kv_dtype == E4M3FNUZ else ()
         at = functools.partial(Point, dtype, kv_dtype)
         yield at()
-        for kv_scale in ("tensor", "head"):
+        for kv_scale in SCALED:
             catches = (*scales, *flavour) if dtype == F32 else ()
             yield at(kv_scale=kv_scale, catches=catches)
             yield at(kv_scale=kv_scale, is_power_of_two=False)
             yield at((3, 80, 80), 32, 40, kv_scale=kv_scale, is_fused=True, has_gaps=True)
+    for dtype, kv_scale in itertools.product((F32, BF16, F16), SCALED):
+        codes = (*scales, "int8-kv-truncated", "int8-kv-wrapped") if dtype == F32 else ()
+        at = functools.partial(Point, dtype, torch.int8, kv_scale=kv_scale)
+        yield at(catches=codes)
+        yield at(is_power_of_two=False)
+        yield at((3, 80, 80), 32, 40, is_fused=True, has_gaps=True)
 
 
 def build(point: Point, draw: Draw) -> Trial:
     heads, head_dim, v_head_dim = point.shape
-    k, v = (ordinary_and_edges(point, draw, width) for width in (head_dim, v_head_dim))
-    slots, pool = slots_and_pool(point, draw)
     scales = kv_scales(point)
+    k = ordinary_and_edges(point, draw, head_dim, scales.get("k_scale"))
+    v = ordinary_and_edges(point, draw, v_head_dim, scales.get("v_scale"))
+    slots, pool = slots_and_pool(point, draw)
     strides = (heads * (head_dim + v_head_dim),) if point.is_fused else None
     tensors: list[HostTensor] = [given("slots", slots)]
     for name, x in (("k", k), ("v", v)):
@@ -185,11 +194,17 @@ def build(point: Point, draw: Draw) -> Trial:
     return Trial(tuple(tensors), run, check, pools=(pool,), is_empty=not pool.written)
 
 
-def ordinary_and_edges(point: Point, draw: Draw, width: int) -> torch.Tensor:
+def ordinary_and_edges(point: Point, draw: Draw, width: int, scale: torch.Tensor | None = None) -> torch.Tensor:
     """[T, K, width]: row 0 lies between two stored values, row 1 beyond the largest 8-bit one."""
     shape = (point.rows + point.surplus, point.shape[0], width)
     x = draw.normal(*shape, std=3.0)
-    if point.rows > 0 and point.kv_dtype in FP8:
+    if point.kv_dtype == torch.int8:
+        assert scale is not None
+        x *= 10 * scale[:, None]  # much of the codes' range
+        if point.rows > 0:
+            halves = draw.integers(0, 90, *shape[1:], dtype=torch.int64) + 0.5
+            x[0] = halves * draw.signs(*shape[1:]) * scale[:, None]
+    elif point.rows > 0 and point.kv_dtype in FP8:
         codes = fp8_values(is_fnuz=point.kv_dtype == E4M3FNUZ)[8:100]
         at = draw.integers(0, 90, *shape[1:], dtype=torch.int64)
         x[0] = ((codes[at] + codes[at + 1]) / 2).float() * draw.signs(*shape[1:])
@@ -197,7 +212,7 @@ def ordinary_and_edges(point: Point, draw: Draw, width: int) -> torch.Tensor:
         # A set half bit and nothing below it: a tie, which goes to the even neighbour.
         half = {BF16: 0x8000, F16: 0x1000}[point.kv_dtype]
         x[0] = ((x[0].view(torch.int32) & ~(2 * half - 1)) | half).view(F32)
-    if point.rows > 1 and point.kv_dtype in FP8:
+    if point.rows > 1 and point.kv_dtype in ONE_BYTE_PROFILES:
         x[1] = draw.signs(*shape[1:]) * 30_000
     return x.to(point.dtype)
 
@@ -246,11 +261,13 @@ def stored_right(
     """What the written slots hold, in ascending order, against the rows that went there."""
     kept = slots >= 0
     want = x_TKD[: slots.numel()][kept][slots[kept].argsort()]
-    if point.kv_dtype not in FP8:
+    if point.kv_dtype not in FORMATS:
         return exact(name, outputs[name], want)
     wide = want.double() if scale is None else want.double() / scale.double()[:, None]
-    codes = round_to_fp8(wide.clamp(-LARGEST[FORMATS[point.kv_dtype]], LARGEST[FORMATS[point.kv_dtype]]),
-                         is_fnuz=point.kv_dtype == E4M3FNUZ)  # fmt: skip
+    limit = LARGEST[FORMATS[point.kv_dtype]]
+    wide = wide.clamp(-limit, limit)
+    is_fnuz = point.kv_dtype == E4M3FNUZ
+    codes = wide.round() if point.kv_dtype == torch.int8 else round_to_fp8(wide, is_fnuz=is_fnuz)
     if point.is_power_of_two:
         return exact(name, outputs[name], codes)
     apart = codes_apart(outputs[name], codes)

@@ -19,7 +19,7 @@ import torch
 from octavo.conformance.case import Case, all_of, computes_in, holds_bytes, stores_kv_in
 from octavo.conformance.draw import Draw
 from octavo.conformance.grid.attending import (
-    FP8,
+    ONE_BYTE_PROFILES,
     Drawn,
     draw_needle,
     draw_statistical,
@@ -71,8 +71,8 @@ def _profiles(point: Point) -> frozenset[str]:
         return frozenset()
     if point.setting.head_dim > 512:
         return frozenset({"mla"})
-    if point.setting.kv_dtype in FP8:
-        return frozenset({"fp8kv"})
+    if point.setting.kv_dtype in ONE_BYTE_PROFILES:
+        return ONE_BYTE_PROFILES[point.setting.kv_dtype]
     names = {"core", "deterministic"} | ({"smoke"} if point.is_smoke else set())
     names |= {"tiny"} if point.is_smoke and point.work <= TINY_WORK else set()
     return frozenset(names | ({"tiny-full"} if point.work <= INTERPRETER_WORK else set()))

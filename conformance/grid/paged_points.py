@@ -2,7 +2,7 @@
 
 pairwise     batch × dtypes × head × GQA × block × context × window × softcap × sinks × ALiBi × layout
 edges        small, one fault each, named in `catches`
-8-bit        both flavours, unequal scales per tensor and per head
+8-bit        both flavours of floats, and integers; unequal scales per tensor and per head
 big          32k and 128k tokens, ids beyond 2^16, offsets beyond 2^31: profile "full" alone
 """
 
@@ -258,7 +258,7 @@ def _visible() -> Iterator[Point]:
 
 def _eight_bit() -> Iterator[Point]:
     scales = ("kv-scales-ignored", "kv-scales-swapped")
-    for kv_dtype in (E4M3FN, E4M3FNUZ):
+    for kv_dtype in (E4M3FN, E4M3FNUZ, torch.int8):
         flavour = ("fnuz-read-as-fn",) if kv_dtype == E4M3FNUZ else ()
         for kv_scale in ("tensor", "head"):
             small = Setting(kv_dtype=kv_dtype, kv_scale=kv_scale)

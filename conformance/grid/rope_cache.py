@@ -21,7 +21,7 @@ from octavo.conformance.case import Case, all_of, computes_in, stores_kv_in
 from octavo.conformance.draw import Draw
 from octavo.conformance.finding import Finding
 from octavo.conformance.grid import cache
-from octavo.conformance.grid.attending import FP8
+from octavo.conformance.grid.attending import ONE_BYTE
 from octavo.conformance.harness.bench import Bench
 from octavo.conformance.lanes.exact import exact
 from octavo.conformance.lanes.statistical import statistical
@@ -96,7 +96,7 @@ def _points() -> Iterator[Point]:
             yield at(cache.Point(dtype, kv_dtype, (2, 192, 128), 64, 1), 2, 64)
             yield at(cache.Point(dtype, kv_dtype, (1, 256, 256), 256, 33), 8, 256)
         yield Point("exact", cache.Point(dtype, kv_dtype, rows=0), 4, 64, is_interleaved)
-    for dtype, kv_dtype in itertools.product((torch.float32, torch.bfloat16), FP8):
+    for dtype, kv_dtype in itertools.product((torch.float32, torch.bfloat16), ONE_BYTE):
         for kv_scale in ("tensor", "head"):
             faults = ("kv-scales-ignored", "kv-scales-swapped") if dtype == torch.float32 else ()
             yield Point("exact", cache.Point(dtype, kv_dtype, kv_scale=kv_scale, catches=faults), 4, 64)
@@ -106,11 +106,12 @@ def build(point: Point, draw: Draw) -> Trial:
     w = point.write
     heads, head_dim, v_head_dim = w.shape
     q = draw.normal(w.rows, point.heads, head_dim, std=3.0, dtype=w.dtype)
-    k, v = (cache.ordinary_and_edges(w, draw, width) for width in (head_dim, v_head_dim))
+    scales = cache.kv_scales(w)
+    k = cache.ordinary_and_edges(w, draw, head_dim, scales.get("k_scale"))
+    v = cache.ordinary_and_edges(w, draw, v_head_dim, scales.get("v_scale"))
     positions = draw.integers(0, NUM_POSITIONS - 1, w.rows, dtype=torch.int64)
     table = _table(point, draw)
     slots, pool = cache.slots_and_pool(w, draw)
-    scales = cache.kv_scales(w)
     row = (point.heads * head_dim + heads * (head_dim + v_head_dim),) if w.is_fused else None
     tensors: list[HostTensor] = [
         given(name, x, strides=(*row, x.shape[2], 1) if row else None) for name, x in (("q", q), ("k", k), ("v", v))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from octavo.conformance.mutants.base import Call, Mutant, Op, after, around, before
@@ -145,6 +147,28 @@ def fnuz_as_fn(call: Call) -> None:
         change_views(call, key, value)
 
 
+def int8_codes(call: Call, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """K and V such that an int8 cache gets `change(x / scale)`, exact where the scales are powers of two."""
+    if call["kv"].spec.dtype != torch.int8:
+        return
+    for side in ("k", "v"):
+        scale = call[f"{side}_scale"][:, None]
+        x = call[f"{side}_TKD"]
+        call[f"{side}_TKD"] = (change(x.float() / scale) * scale).to(x.dtype)
+
+
+@before
+def int8_truncated(call: Call) -> None:
+    """A plain conversion rounds towards zero."""
+    int8_codes(call, torch.trunc)
+
+
+@before
+def int8_wrapped(call: Call) -> None:
+    """A plain conversion keeps the lowest eight bits."""
+    int8_codes(call, lambda codes: (codes.round() + 128) % 256 - 128)
+
+
 MUTANTS = (
     Mutant(
         "slot-index-32-bit",
@@ -230,6 +254,20 @@ MUTANTS = (
         "argument lists with two tensors of one type; unseen while tests use equal scales",
         (PAGED, *WRITES),
         scales_swapped,
+    ),
+    Mutant(
+        "int8-kv-truncated",
+        "codes of an int8 cache are rounded towards zero",
+        "C and CUDA casts of a float to an integer",
+        "write_kv",
+        int8_truncated,
+    ),
+    Mutant(
+        "int8-kv-wrapped",
+        "what is too large for an int8 cache wraps around instead of saturating",
+        "casts by way of a wider integer",
+        "write_kv",
+        int8_wrapped,
     ),
     Mutant(
         "fnuz-read-as-fn",

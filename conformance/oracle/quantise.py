@@ -105,7 +105,9 @@ def round_to_fp8(x: torch.Tensor, *, is_fnuz: bool) -> torch.Tensor:
 
 
 def codes_apart(codes: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-    """How many codes lie between an fp8 tensor's elements and the codes of value `want`, int64; NaN is far away."""
+    """How many codes lie between a tensor's elements and the codes of value `want`, int64; NaN is far away."""
+    if codes.dtype == torch.int8:
+        return (codes.to(torch.int64) - want.to(torch.int64)).abs()
     bits = codes.contiguous().view(torch.uint8).to(torch.int64)
     wanted = want.to(codes.dtype).view(torch.uint8).to(torch.int64)  # exact: want holds values of codes
     ordinals = [torch.where(b >= 128, 128 - b, b) for b in (bits, wanted)]
