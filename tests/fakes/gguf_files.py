@@ -25,8 +25,20 @@ PERMUTED = ("llama", "granite", "smollm3")
 STAYS_PLAIN = ("norm", "ffn_gate_inp", "position_embd", "token_types", "rope_f", "bias", "attn_sinks")
 
 
-def write_gguf_file(model: torch.nn.Module, architecture: str, path: Path, *, quantised: bool = False) -> Path:
-    """Write a model; `quantised`: all matrices that Q8_0 can hold are in it, and the model is rounded likewise."""
+def write_gguf_file(
+    model: torch.nn.Module,
+    architecture: str,
+    path: Path,
+    *,
+    quantised: bool = False,
+    keys: Mapping[str, str | int | list[Any]] | None = None,
+) -> Path:
+    """Write a model.
+
+    Args:
+        quantised: all matrices that Q8_0 can hold are in it, and the model is rounded likewise.
+        keys: more of them, such as a tokenizer's.
+    """
     if quantised:
         round_to_q8_0(model)
     config = model.config.to_dict()  # type: ignore[operator, union-attr]
@@ -35,6 +47,9 @@ def write_gguf_file(model: torch.nn.Module, architecture: str, path: Path, *, qu
     names = gguf.get_tensor_name_map(_arch(architecture), config["num_hidden_layers"])
     writer = gguf.GGUFWriter(path, architecture)
     _write_keys(writer, architecture, config)
+    for key, value in (keys or {}).items():
+        add = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}[type(value)]
+        add(key, value)  # type: ignore[operator]
     extra = dict(rope_tensors(config))
     for name, data in {**dict(_converted(architecture, config, tensors)), **extra}.items():
         gguf_name = name if name in extra else names.get_name(name, try_suffixes=(".weight", ".bias"))
