@@ -21,34 +21,35 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """\
 # Models
 
-Made by `python -m tests.models.table --write` from the registry and from the lists that the tests run over: a ✓ is a test that
-runs. A family is how its `config.json` reads; the mathematics is one decoder's ([decision 16](decisions/0016-one-decoder-from-options.md)).
+Made by `python -m tests.models.table --write` from the registry and from the lists that the tests run over: a ✓ is a
+test that runs. A family is how its `config.json` reads; the mathematics is one decoder's ([decision
+16](decisions/0016-one-decoder-from-options.md)).
 
-- **Parity**: logits at every position equal Hugging Face's eager ones in fp32 within 1e-4 of their spread, whole and in chunks, then 24
-  greedy tokens; the number counts the variants of the config. Every field of every config is changed in turn: the logits are
-  equal again, or the field is refused.
+- **Parity**: logits at every position equal Hugging Face's eager ones in fp32 within 1e-4 of their spread, whole and
+  in chunks, then 24 greedy tokens; the number counts the variants of the config. Every field of every config is
+  changed in turn: the logits are equal again, or the field is refused.
 - **Ranks**: the same over two ranks. **Adapters**: logits equal merged weights. **GGUF**: files of that architecture
   give the logits of the model they were made from.
-- Every decoder also gives vectors ([embeddings](embeddings.md)) and takes [quantised weights](quantization.md), whose formats are tested on
-  llama and, for experts, on qwen3_moe and gpt_oss.
+- Every decoder also gives vectors ([embeddings](embeddings.md)) and takes [quantised weights](quantization.md), whose
+  formats are tested on llama and, for experts, on qwen3_moe and gpt_oss.
 
 | architecture | `model_type` | parity | ranks | adapters | GGUF |
 |---|---|---|---|---|---|
 """
 
 FOOT = """
-GGUF files of Mistral and Mixtral call themselves `llama`, those of DeepSeek V3 `deepseek2`. Classifiers' heads are tested with the
-[models that give vectors](embeddings.md).
+GGUF files of Mistral and Mixtral call themselves `llama`, those of DeepSeek V3 `deepseek2`. Classifiers' heads are
+tested with the [models that give vectors](embeddings.md).
 
-Llama 4 is read for positions below its attention chunk (8,192): longer contexts are refused. DeepSeek's latent attention is
-computed in its absorbed form for prefill and decode alike.
+Llama 4 is read for positions below its attention chunk (8,192): longer contexts are refused. DeepSeek's latent
+attention is computed in its absorbed form for prefill and decode alike.
 
 ## Others
 
-Any other decoder that transformers implements over its attention interface runs on that modelling with our paged attention, and says
-so at start: slower, on one device, without adapters. Tested: {generic}. What does not call the interface
-as decoders do (ALiBi, mixtures whose tensors are rearranged while they load, state spaces) is refused with the reason; an
-architecture that nobody knows is refused with the nearest names.
+Any other decoder that transformers implements over its attention interface runs on that modelling with our paged
+attention, and says so at start: slower, on one device, without adapters. Tested: {generic}. What does not call the
+interface as decoders do (ALiBi, mixtures whose tensors are rearranged while they load, state spaces) is refused with
+the reason; an architecture that nobody knows is refused with the nearest names.
 """
 
 
