@@ -7,7 +7,7 @@
 
     table.py        the architectures; llama_like.py, gemma.py, qwen.py, phi.py, others.py, deepseek.py: their entries
     architecture.py what an entry is, and what most of them share
-    config.py       keys and tensors -> config.json's fields        rope.py, tokens.py: parts of them
+    config.py       keys and tensors -> config.json's fields        rope.py, tokens.py, windows.py: parts of them
     names.py        tensors -> Hugging Face's names                 rules.py: how;  views.py: made of which bytes
 
 GGUF's llama writers reorder the rows of q and k so that rotary pairs lie side by side; Hugging Face keeps the two

@@ -110,7 +110,8 @@ def _refuse_extras(file: GGUFFile, architecture: Architecture, own: Mapping[str,
             "take the model's safetensors files",
             field=f"{prefix}nextn_predict_layers",
         )
-    if own.get("attention.causal", architecture.rotary != "none") != (architecture.rotary != "none"):
+    is_causal = architecture.rotary != "none"  # of encoders alone nothing is rotated
+    if own.get("attention.causal", is_causal) != is_causal:
         raise CheckpointError(
             f"{file.path}: {prefix}attention.causal is {own['attention.causal']}, which {architecture.name} is not",
             field=f"{prefix}attention.causal",

@@ -1,4 +1,4 @@
-"""Which layers have a window, as GGUF files say it."""
+"""Which layers have a window, as GGUF files say it; most leave it to a period that their architecture has."""
 
 from __future__ import annotations
 
