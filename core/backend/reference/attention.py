@@ -99,7 +99,7 @@ def paged_keys(cache_NSKD: torch.Tensor, block_ids: torch.Tensor, first: int, en
     block_size = cache_NSKD.shape[1]
     first_block = first // block_size
     ids = block_ids[first_block : -(-end // block_size)].to(torch.int64)
-    tokens = indexable(cache_NSKD)[ids].view(cache_NSKD.dtype).flatten(0, 1)
+    tokens = indexable(cache_NSKD)[ids].flatten(0, 1).view(cache_NSKD.dtype)  # flattened as bytes: torch is slow in fp8
     return tokens[first - first_block * block_size : end - first_block * block_size]
 
 

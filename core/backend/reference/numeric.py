@@ -34,4 +34,4 @@ def widened(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if x.dtype not in FP8_DTYPES:
         return x.to(dtype)
     values = torch.arange(256, dtype=torch.uint8, device=x.device).view(x.dtype).to(dtype)
-    return values.index_select(0, x.contiguous().view(torch.uint8).to(torch.int32).flatten()).view(x.shape)
+    return values.index_select(0, x.view(torch.uint8).to(torch.int32).flatten()).view(x.shape)
