@@ -29,6 +29,7 @@ from tests.fakes import tiny_models
 from tests.fakes.families import FAMILIES
 from tests.fakes.thread_group import ThreadGroup
 from tests.models.step_runner import ReferenceBackend, StepRunner, load_model, relative_error
+from tests.models.test_generic import make as make_generic
 
 FP8, FNUZ, INT8 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.int8
 DTYPES = [pytest.param(FP8, id="fp8"), pytest.param(FNUZ, id="fnuz"), pytest.param(INT8, id="int8")]
@@ -42,6 +43,8 @@ Scales = Sequence[dict[str, torch.Tensor]]
 
 
 def make(family: str) -> torch.nn.Module:
+    if family == "generic":  # transformers' own modelling, over our cache
+        return make_generic("Olmo3ForCausalLM")
     return tiny_models.make_llama() if family == "llama" else tiny_models.make_gemma3()
 
 
@@ -100,7 +103,7 @@ def stored(model: torch.nn.Module, folder: Path, more: dict[str, torch.Tensor] |
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "generic"])
 def test_logits_are_those_of_rounded_keys_and_values_in_any_chunks_and_batch(family, dtype, load, monkeypatch):
     model = make(family)
     loaded, runner = load(model, dtype)
