@@ -48,7 +48,7 @@ the codes. All other bytes are codes and whole numbers, of any value. Never writ
 def filled_weight(ops: Any, spec: WeightSpec, device: torch.device) -> PackedWeight:
     """A weight that `ops` packed, full of random numbers; on "meta" without any."""
     weight: PackedWeight = ops.prepare_weight(spec)
-    if device.type == "meta":
+    if torch.empty(0, device=device).is_meta:
         return weight
     part = random_rows(spec, min(ROWS, spec.out_features), device)
     for first in range(0, spec.out_features, ROWS):
@@ -97,7 +97,7 @@ def _random_blocks(scheme: QuantScheme, rows: int, columns: int, device: torch.d
 def fill_cache(kv: KVCache) -> None:
     """Random keys and values in every slot; nothing on "meta", nor where a device's memory is not torch's."""
     for view in (kv.key_NSKD, kv.value_NSKD):
-        if view is None or view.device.type == "meta" or not view.numel():
+        if view is None or view.is_meta or not view.numel():
             continue
         pattern = torch.empty_like(view[:BLOCKS], dtype=torch.float32).normal_().to(view.dtype)
         for first in range(0, view.shape[0], BLOCKS):
