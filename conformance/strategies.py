@@ -19,17 +19,21 @@ from octavo.conformance.case import Case
 from octavo.conformance.draw import Draw
 from octavo.conformance.grid import (
     act_mul,
+    activation,
     gemm,
     gemm_quant,
     grouped_gemm,
+    layer_norm,
     lora_gemm,
+    moe_combine,
+    moe_permute,
     moe_route,
     quantize,
     rms_norm,
     rotary,
 )
 from octavo.conformance.trial import Trial
-from octavo.core.backend import Gate, OpSpec, QuantFormat, QuantScheme, RowSpec
+from octavo.core.backend import ActivationKind, Gate, OpSpec, QuantFormat, QuantScheme, RowSpec
 
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
 GATES = st.sampled_from(get_args(Gate))
@@ -42,7 +46,8 @@ def drawn_cases(dtypes: st.SearchStrategy[torch.dtype] = DTYPES) -> st.SearchStr
     """Cases of products and row ops in the dtypes given."""
     return st.one_of(
         drawn_products(dtypes), _over_quantised(dtypes), _grouped(dtypes), _loras(dtypes), _norms(dtypes),
-        _gates(dtypes), _rotaries(dtypes), _quantisers(dtypes), _routes(dtypes),
+        _layer_norms(dtypes), _gates(dtypes), _activations(dtypes), _rotaries(dtypes), _quantisers(dtypes),
+        _routes(dtypes), _permutations(), _combinations(dtypes),
     )  # fmt: skip
 
 
@@ -54,7 +59,8 @@ def _case(op: str, spec: OpSpec, lanes: tuple[str, ...], build: Callable[[Draw],
 def drawn_products(draw: st.DrawFn, dtypes: st.SearchStrategy[torch.dtype]) -> Case:
     """Products over plain weights, in both lanes."""
     dtype, gate = draw(dtypes), draw(st.one_of(st.none(), GATES))
-    lane = draw(st.sampled_from(("exact", "statistical")))
+    # The clamped gate's results are no integers.
+    lane = draw(st.sampled_from(("statistical",) if gate == "swiglu_clamped" else ("exact", "statistical")))
     n = draw(WIDTH) * (2 if gate else 1)
     epilogue = {"has_bias": False, "has_residual": False} if gate else {
         name: draw(st.booleans()) for name in ("has_bias", "has_residual")
@@ -121,6 +127,21 @@ def _norms(draw: st.DrawFn, dtypes: st.SearchStrategy[torch.dtype]) -> Case:
 
 
 @st.composite
+def _layer_norms(draw: st.DrawFn, dtypes: st.SearchStrategy[torch.dtype]) -> Case:
+    heads = draw(st.one_of(st.just(()), st.tuples(st.integers(1, 5))))
+    shape = (draw(TOKENS), *heads, draw(WIDTH))
+    point = layer_norm.Point(draw(dtypes), shape, draw(st.booleans()), draw(st.booleans()), draw(GAP))
+    return _case("layer_norm", point.spec, ("statistical",), functools.partial(layer_norm.build, point))
+
+
+@st.composite
+def _activations(draw: st.DrawFn, dtypes: st.SearchStrategy[torch.dtype]) -> Case:
+    kind = draw(st.sampled_from(get_args(ActivationKind)))
+    point = activation.Point(draw(dtypes), kind, draw(TOKENS), draw(WIDTH), draw(GAP), draw(st.booleans()))
+    return _case("activation", point.spec, ("statistical",), functools.partial(activation.build, point))
+
+
+@st.composite
 def _gates(draw: st.DrawFn, dtypes: st.SearchStrategy[torch.dtype]) -> Case:
     point = act_mul.Point(draw(dtypes), draw(GATES), draw(TOKENS), draw(WIDTH), draw(GAP), draw(st.booleans()))
     return _case("act_mul", point.spec, ("statistical",), functools.partial(act_mul.build, point))
@@ -158,3 +179,25 @@ def _routes(draw: st.DrawFn, dtypes: st.SearchStrategy[torch.dtype]) -> Case:
     renormalize, has_bias, limits = draw(st.booleans()), draw(st.booleans()), (groups, top_groups)
     point = moe_route.Point(draw(TOKENS), groups * size, top_k, draw(dtypes), scoring, renormalize, has_bias, limits)
     return _case("moe_route", point.spec, ("exact", "statistical"), functools.partial(moe_route.build, point))
+
+
+@st.composite
+def _permutations(draw: st.DrawFn) -> Case:
+    total = draw(st.integers(2, 80))
+    first = draw(st.integers(0, total - 1))
+    here, top_k = draw(st.integers(1, total - first)), draw(st.integers(1, min(total, 10)))
+    ids = draw(st.sampled_from(("even", "one", "few", "stray")))
+    dtype = draw(st.sampled_from((torch.int32, torch.int64)))
+    point = moe_permute.Point(draw(TOKENS), top_k, total, first, here, ids, dtype, draw(GAP))
+    return _case("moe_permute", point.spec, ("exact",), functools.partial(moe_permute.build, point))
+
+
+@st.composite
+def _combinations(draw: st.DrawFn, dtypes: st.SearchStrategy[torch.dtype]) -> Case:
+    lane, here = draw(st.sampled_from(("exact", "statistical"))), draw(st.sampled_from(("all", "some", "none")))
+    has_residual = draw(st.booleans())
+    sizes = draw(TOKENS), draw(st.integers(1, 10)), draw(WIDTH)
+    point = moe_combine.Point(
+        lane, draw(dtypes), *sizes, has_residual, here, draw(GAP), has_residual and draw(st.booleans())
+    )
+    return _case("moe_combine", point.spec, (lane,), functools.partial(moe_combine.build, point))

@@ -110,7 +110,8 @@ def _points() -> Iterable[Point]:
         for has_bias, has_residual in ((True, False), (False, True), (True, True)):
             yield exact_at(17, 48, 100, has_bias=has_bias, has_residual=has_residual)
         for gate in get_args(Gate):
-            yield exact_at(17, 96, 100, gate=gate)
+            if gate != "swiglu_clamped":  # whose results are no integers
+                yield exact_at(17, 96, 100, gate=gate)
             yield normal_at(9, 96, 130, gate=gate)
         yield exact_at(17, 96, 100, gate="silu", has_residual=True)
         yield normal_at(9, 96, 130, gate="silu", has_bias=True)

@@ -1,4 +1,4 @@
-"""Low-rank adapters: ranks 8 to 128, of one batch and mixed, rows without an adapter, no rows, no adapter at all.
+"""Low-rank adapters: ranks 8 to 128, of one batch and mixed, an empty slot, rows without an adapter, no rows at all.
 
     lora_gemm.exact/…        h = A·x climbs and cancels to |h| ≤ 8; four entries ±1 in a row of B, one of the last rank,
                              so that |scale · B·h| ≤ 64 whatever the rank
@@ -100,6 +100,7 @@ def _points() -> Iterable[Point]:
         yield at(64, 64, 33, (16, 8, 16), "runs")
         yield at(5, 64, 48, (16, 16), "none")
         yield at(5, 64, 48, (16, 8), "last")
+        yield at(9, 64, 48, (16, 0, 8))
         for tokens in (0, 1, 2, 65):
             yield at(tokens, 48, 48, (16, 32), "last" if tokens == 1 else "mixed")
         yield at(3, 1000, 257, (8,))
@@ -158,6 +159,8 @@ def build_exact(point: Point, draw: Draw) -> Trial:
 def _sparse(draw: Draw, n: int, rank: int) -> torch.Tensor:
     """±1 at the last rank and at ENTRIES - 1 others, in every row."""
     b = torch.zeros(n, rank)
+    if not rank:
+        return b
     others = draw.integers(0, rank - 2, n, ENTRIES - 1, dtype=torch.int64)
     b.scatter_(1, others, draw.signs(n, ENTRIES - 1))
     b[:, -1] = draw.signs(n)

@@ -165,6 +165,32 @@ def norm_bound(out: torch.Tensor, *, width: int, dtype: torch.dtype) -> Bound:
     return Bound(element, sigma, u_o)
 
 
+def layer_norm_bound(
+    out: torch.Tensor,
+    scaled: torch.Tensor,
+    shift: torch.Tensor,
+    *,
+    size: torch.Tensor,
+    inverse: torch.Tensor,
+    dtype: torch.dtype,
+) -> Bound:
+    """LayerNorm: (x - μ)·r·w + b in fp32, r = 1/√(mean (x - μ)² + eps); arguments as the oracle's LayerNorm has them.
+
+    The mean of M numbers of size A = mean|x| is off by e = 4√M·u32·A (a random walk, 4 standard deviations) and rounded
+    once more: it moves all of a row by e, which comes out as |w|·r·e. Squared distances from a mean that is off add up
+    to e² too much, hence r is off by a factor ½e²r²; and as in norm_bound by what a sum of M squares and a root cost. A
+    kernel that squares before it takes the mean off errs by √M·u32·mean x² there, which no term here stands for.
+    The difference, two products and the bias cost one rounding each.
+    """
+    width = out.shape[-1]
+    error = U32 * (4 * math.sqrt(width) + 1) * size
+    inner = norm_error(width) + (error * inverse).square() / 2
+    moved = shift * error + inner * scaled.abs()
+    element = 2 * UNIT[dtype] * out.abs() + moved + 2 * U32 * (scaled.abs() + out.abs()) + SUBNORMAL.get(dtype, 0.0)
+    sigma = (_rounding_variance(out, dtype) + (moved / 2).square()).sqrt()
+    return Bound(element, sigma, UNIT[dtype])
+
+
 def sum_error(messages: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
     """What the sum of the ranks' messages [W, T, M] may be off by before anything is added to it, [T, M].
 
@@ -249,6 +275,14 @@ def rounding_bound(out: torch.Tensor, *, dtype: torch.dtype, inner: torch.Tensor
     return Bound(element, sigma, u_o)
 
 
+def combine_bound(out: torch.Tensor, added: torch.Tensor, *, terms: int, dtype: torch.dtype) -> Bound:
+    """A sum of `terms` products and what they are added to, in fp32 and in order; added = |residual| + Σ|w·y|.
+
+    No partial sum is larger than `added`, and each is rounded once, its product once: 2·terms·u32·added at most.
+    """
+    return rounding_bound(out, dtype=dtype, inner=2 * terms * U32 * added)
+
+
 def rotary_bound(out: torch.Tensor, pair_size: torch.Tensor, *, dtype: torch.dtype) -> Bound:
     """Rotary: a·cos ∓ b·sin with cos and sin given. pair_size = |a cos| + |b sin|: two products and one sum in fp32,
     each within u32 of a term no larger than pair_size: 3·u32·pair_size, then one rounding."""
@@ -261,5 +295,6 @@ def gate_bound(out: torch.Tensor, product: torch.Tensor, *, dtype: torch.dtype) 
     Where act(g) cancels (g « 0: 1 + tanh, 1 + erf) the error is absolute, ½|g·u| times that of tanh or erf. For erf
     kernels commonly take Abramowitz & Stegun 7.1.26, which is off by 1.5e-7 = 2.5·u32, and evaluate it in fp32: five
     Horner steps of terms up to 1.45, the last times an exponential: some 9·u32 more. ½·11.5·u32·|g·u|: 6·u32·|g·u|.
+    A sigmoid may be had from a tanh too, and (u + 1)·a as u·a + a: both err by no more of |g|·(|u| + 1).
     """
     return rounding_bound(out, dtype=dtype, inner=U32 * (4 * out.abs() + 6 * product.abs()))

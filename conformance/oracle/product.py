@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.conformance.oracle.rows import activation
+from octavo.conformance.oracle.rows import gated
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ def gemm(
     if gate is not None:
         g, up = c.chunk(2, dim=-1)
         squares_g, squares_up = squares.chunk(2, dim=-1)
-        # d(act(g)·u) = act'(g)·u·dg + act(g)·du, and |act'| ≤ 1.13 for all three gates.
-        c = activation(g, gate) * up
-        squares, slope = squares_g + squares_up, 1.2 * (up.abs() + g.abs())
+        # d(act(g)·u) = act'(g)·u·dg + act(g)·du, and |act'| ≤ 1.13 for all gates.
+        pair = gated(g, up, gate)
+        c, squares, slope = pair.out, squares_g + squares_up, 1.2 * (pair.up + pair.gate)
     if residual is not None:
         c = c + residual.double()
     return Product(c, squares, slope)

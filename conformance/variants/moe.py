@@ -134,7 +134,24 @@ def rank_by_rank(x_TK: torch.Tensor, a_RK: torch.Tensor, b_NR: torch.Tensor, sca
     return total * scale
 
 
+def combine_fused(
+    y_RM: torch.Tensor,
+    places_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    residual: torch.Tensor | None = None,
+) -> None:
+    """A fused multiply-add for each choice: the product is not rounded."""
+    total = torch.zeros(out.shape) if residual is None else residual.float()
+    for place_T, weight_T in zip(places_TK.unbind(1), weights_TK.double().unbind(1), strict=True):
+        term = y_RM[place_T.clamp(min=0)].double() * weight_T[:, None]
+        total = torch.where(place_T[:, None] < 0, total, (total.double() + term).float())
+    out.copy_(total)
+
+
 VARIANTS = (
+    Variant("combine-fused", "a fused multiply-add per choice", ("moe_combine",), {"moe_combine": combine_fused}),
     Variant("route-one-by-one", "the best expert taken out k times", ("moe_route",), {"moe_route": route_one_by_one}),
     Variant("route-by-logits", "a softmax of the chosen alone", ("moe_route",), {"moe_route": route_by_logits}),
     Variant("lora-split-k", "K in parts, h scaled", ("lora_gemm",), {"lora_gemm": lora_gemm_with(split_k)}),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from octavo.conformance.variants.base import Op, Variant
-from octavo.core.backend import Gate, KVCache
+from octavo.core.backend import ActivationKind, Gate, KVCache
 from octavo.core.backend.reference.cache import write_kv
 
 LANES = 16
@@ -117,9 +117,46 @@ def act_mul_with(activation: Callable[[torch.Tensor, Gate], torch.Tensor]) -> Op
 
     def act_mul(x: torch.Tensor, *, out: torch.Tensor, gate: Gate) -> None:
         first, second = x.float().chunk(2, dim=-1)
-        out.copy_(activation(first, gate) * second)
+        if gate == "swiglu_clamped":
+            # g·sigmoid(s·g) = silu(s·g) / s; one product and one sum in place of (u + 1) times it.
+            turned = activation(1.702 * first.clamp(max=7.0), "silu") * (1 / 1.702)
+            out.copy_(second.clamp(-7.0, 7.0) * turned + turned)
+        else:
+            out.copy_(activation(first, gate) * second)
 
     return act_mul
+
+
+def layer_norm_with(mean_square: MeanSquare, scale: Callable[..., torch.Tensor]) -> Op:
+    """The contract's layer_norm: a mean that is summed in lanes, then as `rms_norm_with`."""
+
+    def layer_norm(
+        x: torch.Tensor,
+        weight_M: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        eps: float,
+        bias_M: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        if residual is not None:
+            residual.add_(x)
+            x = residual
+        wide = x.float()
+        distance = wide - wide.flip(-1).cumsum(dim=-1)[..., -1:] * (1 / x.shape[-1])
+        y = scale(distance, mean_square(distance) + eps, weight_M.float())
+        out.copy_(y if bias_M is None else y + bias_M.float())
+
+    return layer_norm
+
+
+def activation_with(other: Callable[[torch.Tensor, Gate], torch.Tensor]) -> Op:
+    """The contract's activation by another formula."""
+
+    def activation(x: torch.Tensor, *, out: torch.Tensor, kind: ActivationKind) -> None:
+        out.copy_(torch.where(x > 0, x, x * 0) if kind == "relu" else other(x.float(), kind))
+
+    return activation
 
 
 def by_powers_of_2(x: torch.Tensor, gate: Gate) -> torch.Tensor:
@@ -146,7 +183,8 @@ def _erf(x: torch.Tensor) -> torch.Tensor:
 
 
 def _norm(name: str, what: str, mean: MeanSquare, scale: Callable[..., torch.Tensor]) -> Variant:
-    return Variant(f"norm-{name}", what, ("rms_norm",), {"rms_norm": rms_norm_with(mean, scale)})
+    ops = {"rms_norm": rms_norm_with(mean, scale), "layer_norm": layer_norm_with(mean, scale)}
+    return Variant(f"norm-{name}", what, tuple(ops), ops)
 
 
 VARIANTS = (
@@ -160,7 +198,15 @@ VARIANTS = (
         {"rotary": rotary, "rope_write_kv": rope_write_kv},
     ),
     Variant(
-        "activation-base-2", "powers of 2; erf by a polynomial", ("act_mul",), {"act_mul": act_mul_with(by_powers_of_2)}
+        "activation-base-2",
+        "powers of 2; erf by a polynomial",
+        ("act_mul", "activation"),
+        {"act_mul": act_mul_with(by_powers_of_2), "activation": activation_with(by_powers_of_2)},
     ),
-    Variant("activation-tanh", "silu and gelu by 1 + tanh", ("act_mul",), {"act_mul": act_mul_with(by_tanh)}),
+    Variant(
+        "activation-tanh",
+        "silu and gelu by 1 + tanh",
+        ("act_mul", "activation"),
+        {"act_mul": act_mul_with(by_tanh), "activation": activation_with(by_tanh)},
+    ),
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from typing import get_args
 
 import pytest
 import torch
 
 from octavo.conformance.oracle import attention, moe, quantise, rows, sampling
-from octavo.core.backend import ACTIVATION_FORMATS, QuantFormat, QuantScheme, ReferenceOps
+from octavo.core.backend import ACTIVATION_FORMATS, ActivationKind, Gate, QuantFormat, QuantScheme, ReferenceOps
 
 ops = ReferenceOps(torch.device("cpu"))
 F64 = torch.float64
@@ -18,11 +19,38 @@ def rand(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_tanh"])
-def test_gates(gate: str) -> None:
+@pytest.mark.parametrize("gate", get_args(Gate))
+def test_gates(gate: Gate) -> None:
     x, out = rand(9, 12) * 4, torch.empty(9, 6, dtype=F64)
     ops.act_mul(x, out=out, gate=gate)
-    torch.testing.assert_close(rows.act_mul(x, gate), out)
+    torch.testing.assert_close(rows.act_mul(x, gate).out, out)
+
+
+@pytest.mark.parametrize("kind", get_args(ActivationKind))
+def test_activations(kind: ActivationKind) -> None:
+    x, out = rand(9, 12) * 4, torch.empty(9, 12, dtype=F64)
+    ops.activation(x, out=out, kind=kind)
+    torch.testing.assert_close(rows.activation(x, kind), out)
+
+
+def test_layer_norm() -> None:
+    x, weight, bias, out = rand(5, 3, 8) + 2, rand(8), rand(8), torch.empty(5, 3, 8, dtype=F64)
+    for add in (None, bias):
+        ops.layer_norm(x, weight, out=out, eps=1e-5, bias_M=add)
+        torch.testing.assert_close(rows.layer_norm(x, weight, add, 1e-5).out, out)
+
+
+def test_to_the_experts_and_back() -> None:
+    ids = torch.tensor([[5, 3], [2, 7], [-1, 3], [4, 4]])
+    got, start = (torch.empty(8, dtype=torch.int64), torch.empty_like(ids)), torch.empty(3, dtype=torch.int32)
+    ops.moe_permute(ids, first_expert=3, out_rows=got[0], out_places=got[1], segment_start=start)
+    want = moe.permute(ids, first_expert=3, experts=2)
+    for mine, other in zip((*got, start), (want.rows, want.places, want.segment_start), strict=True):
+        assert torch.equal(mine, other)
+    y, weights, residual, out = rand(8, 6), rand(4, 2), rand(4, 6), torch.empty(4, 6, dtype=F64)
+    for base in (None, residual):
+        ops.moe_combine(y, want.places, weights, out=out, residual=base)
+        torch.testing.assert_close(moe.combine(y, want.places, weights, base).out, out)
 
 
 @pytest.mark.parametrize("is_interleaved", [False, True])
