@@ -7,7 +7,8 @@ given, and are bounded in size, output and time. Whatever goes wrong while one r
 (InvalidRequest), with the template's own words where it has any: a template may refuse a conversation.
 
 Content given as a list of parts: a template that reads parts itself (it renders one text part exactly as it renders
-the same plain string) gets the list; for all others the texts are joined with a line feed.
+the same plain string) gets the list; for all others the texts are joined with a line feed. The arguments of past calls
+come as an object or as its text, whichever the template reads (call_history.py).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.core.base.errors import CheckpointError, InvalidRequest
+from octavo.core.text.call_history import prepare_calls, reads_objects
 from octavo.core.text.tokenizer import Tokenizer
 
 MAX_TEMPLATE_CHARS = 1_000_000
@@ -120,6 +122,15 @@ class ChatTemplate:
             return False
         return plain == parts
 
+    @cached_property
+    def takes_objects(self) -> bool:
+        """Whether the template reads the arguments of past calls as objects, and not as texts."""
+        return reads_objects(
+            lambda messages: self._run(
+                **self._special_tokens, messages=messages, add_generation_prompt=False, tools=None
+            )
+        )
+
     def _prepare(self, index: int, message: Message) -> dict[str, Any]:
         """A message as the template gets it: a role, and content it can read."""
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -145,7 +156,13 @@ class ChatTemplate:
                 f"messages[{index}].content is a {type(content).__name__}; give a string or a list of text parts",
                 field=f"messages[{index}].content",
             )
-        return {**message, "content": content}
+        prepared = {**message, "content": content}
+        if message.get("tool_calls"):
+            where = f"messages[{index}].tool_calls"
+            prepared["tool_calls"] = prepare_calls(message["tool_calls"], where, as_objects=self.takes_objects)
+        elif "tool_calls" in message:  # none, which templates that ask whether the key is there would count
+            del prepared["tool_calls"]
+        return prepared
 
     def _run(self, **variables: Any) -> str:
         deadline = time.monotonic() + MAX_RENDER_SECONDS
