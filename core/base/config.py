@@ -106,6 +106,9 @@ class EngineConfig:
     )
     scheduling_policy: str = option("fcfs", "which waiting request is next", choices=POLICIES)
 
+    grammar_timeout_seconds: float = option(
+        10.0, "how long the form of a structured reply may take to compile", kind=Kind.FLOAT, low=0.001, high=3600.0
+    )  # fmt: skip
     deterministic: bool = option(
         False, "demand that a reply never depends on what shares its batch, or refuse to start",
         kind=Kind.BOOL,

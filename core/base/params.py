@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.base.errors import InvalidRequest
+from octavo.core.base.structured import FIELD, StructuredOutput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +70,7 @@ class SamplingParams:
         bad_words_token_ids: the same as token sequences; where a tokenizer is there, bad_words are added to it.
         skip_special_tokens: leave special tokens out of the text.
         logits_processors: callables applied in order to a request's row; in-process engines only.
+        structured: the form that the whole reply must have; where it is complete, only EOS ids may follow.
     """
 
     n: int = 1
@@ -94,6 +96,7 @@ class SamplingParams:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
     logits_processors: tuple[LogitsProcessor, ...] = ()
+    structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         # Accept what callers naturally write (a list, one string) and hold immutable values.
@@ -105,7 +108,10 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if isinstance(self.structured, Mapping):  # as messages between processes carry it
+            object.__setattr__(self, "structured", StructuredOutput(**self.structured))
         self._check_ranges()
+        self._check_structured()
         for name in _REAL_NUMBERS:  # temperature=1 is a float to whoever computes with it
             object.__setattr__(self, name, float(getattr(self, name)))
 
@@ -144,6 +150,17 @@ class SamplingParams:
             if (value := getattr(self, name)) is not None:
                 _whole(name, value, 0, MAX_LOGPROBS)
         self._check_lists()
+
+    def _check_structured(self) -> None:
+        if self.structured is None:
+            return
+        if not isinstance(self.structured, StructuredOutput):
+            raise InvalidRequest("structured must be a StructuredOutput", field=FIELD)
+        if self.ignore_eos:
+            raise InvalidRequest(
+                "ignore_eos can't be honoured with structured output, whose end is an EOS id; leave one of them out",
+                field="ignore_eos",
+            )
 
     def _check_lists(self) -> None:
         _whole("len(stop)", len(self.stop), 0, MAX_STOP_STRINGS)

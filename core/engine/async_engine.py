@@ -123,7 +123,7 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
             tokenizer=text.tokenizer,
             pooler=text.pooler,
         )
-        reader = PromptReader(model)
+        reader = PromptReader(model, grammar_timeout_seconds=self.config.grammar_timeout_seconds)
         door, processor = PoolingDoor(model, reader), OutputProcessor(text.tokenizer)
         desk = AdapterDesk(self._send, ready.adapters)
         self._front = _Front(model, reader, door, processor, desk, ready.stats)

@@ -13,8 +13,8 @@ rebuilt from the scheduler at any time. Blocks that left a window stay named in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,7 @@ class StepInputs:
         seq_lens_B: int32, KV length including this step.
         groups: per KV group.
         adapter_T: int32, each token's adapter slot, -1 for none; None where nobody asks.
+        masks: of requests with a grammar, as in SchedulerOutput.
     """
 
     request_ids: tuple[str, ...]
@@ -57,6 +58,7 @@ class StepInputs:
     seq_lens_B: Int32
     groups: tuple[GroupInputs, ...]
     adapter_T: Int32 | None = None
+    masks: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class InputBatch:
@@ -145,6 +147,7 @@ class InputBatch:
                 for table, size in zip(self._tables, self._block_sizes, strict=True)
             ),
             adapter_T=self._slot[rows_T],
+            masks=scheduled.masks,
         )
 
     def _offsets(self, rows_T: Int64, positions_T: Int64) -> Int64:

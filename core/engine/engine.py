@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Self
 
 from octavo.core.backend.opset import OpChoice
@@ -25,8 +25,10 @@ from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason
 from octavo.core.engine.adapter_book import AdapterBook
 from octavo.core.engine.executor import Executor, make_executor
+from octavo.core.engine.grammars import Grammars
 from octavo.core.engine.prompt_scores import PromptLogprobsLimit
 from octavo.core.engine.wire import EngineOutput, EngineRequest, choice_id, split_choice_id
+from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.sched.block_manager import BlockManager
 from octavo.core.sched.output import RequestDelta
@@ -70,7 +72,8 @@ class Engine:
             max_adapters=config.max_loras if config.serves_adapters else None,
         )
         token_limit = WholePromptLimit() if sizes.whole_texts else PromptLogprobsLimit()
-        self._scheduler = Scheduler(limits, self._blocks, token_limits=(token_limit,))
+        self._grammars = Grammars(config)
+        self._scheduler = Scheduler(limits, self._blocks, token_limits=(token_limit,), gates=(self._grammars.book,))
         first = [
             AdapterInfo(name=name, path=config.lora_modules[name], **asdict(facts))
             for name, facts in executor.first_adapters.items()
@@ -136,6 +139,8 @@ class Engine:
                     )
                 )
                 added.append(choice_id(request.request_id, index))
+                if params.structured is not None:
+                    self._grammars.book.enter(added[-1], params.structured)
                 if adapter_id is not None:
                     self.adapters.enter(added[-1], adapter_id)
         except BaseException:
@@ -164,13 +169,17 @@ class Engine:
         """
         self._check_alive()
         try:
-            scheduled = self._scheduler.schedule()
+            outputs = self._fail(self._grammars.book.settle())
+            scheduled, failed = self._grammars.mask(self._scheduler.schedule())
+            outputs += self._fail(failed)
             result = self._executor.execute(scheduled)
             deltas = self._scheduler.update(scheduled, result)
+            outputs += self._outputs(deltas)
+            outputs += self._fail(self._grammars.advance(deltas))
         except BaseException as error:
             self._dead = f"a step of the engine failed: {type(error).__name__}: {error}; make a new engine"
             raise
-        return self._outputs(deltas)
+        return outputs
 
     def watched(self) -> Sequence[int]:
         """File descriptors that become readable when something ends the engine between two steps: then `check`."""
@@ -192,6 +201,11 @@ class Engine:
         """Which implementation runs each op, with reasons and the calls of fallbacks."""
         return self._executor.op_choices()
 
+    @property
+    def grammar_compiler(self) -> GrammarCompiler:
+        """Compiles the forms of structured replies; a door in this process may ask it too."""
+        return self._grammars.book.compiler
+
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes. Blocks of running requests stay theirs."""
         self._blocks.reset_prefix_cache()
@@ -206,11 +220,20 @@ class Engine:
         self._executor.close()
 
     def _outputs(self, deltas: Sequence[RequestDelta]) -> list[EngineOutput]:
-        """What deltas bring; choices that ended need their adapters no longer."""
+        """What deltas bring; choices that ended need their adapters and grammars no longer."""
         for delta in deltas:
             if delta.finish_reason is not None:
                 self.adapters.leave(delta.request_id)
+                self._grammars.book.leave(delta.request_id)
         return [_output(delta) for delta in deltas]
+
+    def _fail(self, reasons: Mapping[str, str]) -> list[EngineOutput]:
+        """End choices that can't go on."""
+        outputs = []
+        for name, reason in reasons.items():
+            ended = self._outputs(self._scheduler.abort([name], FinishReason.ERROR))
+            outputs += [replace(output, error=reason) for output in ended]
+        return outputs
 
     def _check_alive(self) -> None:
         if self._dead is not None:

@@ -67,7 +67,7 @@ class LLM(PoolingMethods):
             tokenizer=text.tokenizer,
             pooler=text.pooler,
         )
-        self._reader = PromptReader(self._model)
+        self._reader = PromptReader(self._model, self._engine.grammar_compiler, config.grammar_timeout_seconds)
         self._door = PoolingDoor(self._model, self._reader)
         self._processor = OutputProcessor(self._tokenizer)
         self._ids = itertools.count()

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.lora import LoRARequest
 from octavo.core.base.params import SamplingParams
+from octavo.core.base.structured import FIELD
+from octavo.core.engine.grammars import vocabulary_of
 from octavo.core.engine.wire import EngineRequest
+from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.pool.pooler import Pooler
 from octavo.core.text.spellings import BadWordSpeller
 from octavo.core.text.tokenizer import Tokenizer
@@ -62,10 +65,22 @@ class ServedModel:
 
 
 class PromptReader:
-    """Reads prompts for one model. May be used from several threads."""
+    """Reads prompts for one model. May be used from several threads.
 
-    def __init__(self, model: ServedModel) -> None:
+    Args:
+        model: what is served.
+        compiler: of its vocabulary; None: one is made.
+        grammar_timeout_seconds: how long the form of a structured reply may take to compile.
+    """
+
+    def __init__(
+        self, model: ServedModel, compiler: GrammarCompiler | None = None, grammar_timeout_seconds: float = 10.0
+    ) -> None:
         self._model = model
+        self._grammar_timeout_s = grammar_timeout_seconds
+        self._compiler = compiler or GrammarCompiler(
+            lambda: vocabulary_of(self._model.tokenizer, self._model.eos_token_ids)
+        )
 
     def read(
         self,
@@ -179,6 +194,9 @@ class PromptReader:
             possible = [ids for ids in spellings if max(ids) < self._model.vocab_size]
             params = params.with_(bad_words_token_ids=(*params.bad_words_token_ids, *possible))
         params.validate(self._model.vocab_size)
+        if params.structured is not None:
+            self._tokenizer(FIELD)
+            self._compiler.check(params.structured, self._grammar_timeout_s)
         return params
 
     def _tokenizer(self, field: str) -> Tokenizer:

@@ -9,8 +9,8 @@ ModelRunner talks to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -41,10 +41,15 @@ class ScoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class LogitsWork:
-    """Whose the logits of a step are: `sampling` requests, one row each, then the positions of `scoring`."""
+    """Whose the logits of a step are: `sampling` requests, one row each, then the positions of `scoring`.
+
+    Attributes:
+        masks: request id -> tokens that it may draw, as in SchedulerOutput.
+    """
 
     sampling: tuple[str, ...]
     scoring: tuple[ScoredChunk, ...]
+    masks: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class SamplingStage:
@@ -90,19 +95,19 @@ class SamplingStage:
                 stop = max(first, min(length, scores.num_positions))
                 scoring.append(ScoredChunk(request_id, first, stop, ends_prompt=length > scores.num_positions))
                 scoring_rows.extend(range(end + 1 - count, end + 1 - count + stop - first))
-        return WantedRows((*sampling_rows, *scoring_rows), LogitsWork(tuple(sampling), tuple(scoring)))
+        return WantedRows((*sampling_rows, *scoring_rows), LogitsWork(tuple(sampling), tuple(scoring), inputs.masks))
 
     def finish(self, work: LogitsWork, rows_RV: torch.Tensor) -> ModelRunnerOutput:
         """See OutputStage."""
         split = len(work.sampling)
         scored, unscored = self._score(work.scoring, rows_RV[split:]) if work.scoring else ({}, {})
-        sampled, failed = self._sample(work.sampling, rows_RV[:split]) if work.sampling else ({}, {})
+        sampled, failed = self._sample(work, rows_RV[:split]) if work.sampling else ({}, {})
         return ModelRunnerOutput(sampled=sampled, prompt_logprobs=scored, failed=unscored | failed)
 
-    def _sample(
-        self, request_ids: tuple[str, ...], logits_RV: torch.Tensor
-    ) -> tuple[dict[str, SampledTokens], dict[str, str]]:
-        drawn = self._sampler.sample(logits_RV, [self._rows[request_id] for request_id in request_ids])
+    def _sample(self, work: LogitsWork, logits_RV: torch.Tensor) -> tuple[dict[str, SampledTokens], dict[str, str]]:
+        request_ids = work.sampling
+        masks = {row: work.masks[request_id] for row, request_id in enumerate(request_ids) if request_id in work.masks}
+        drawn = self._sampler.sample(logits_RV, [self._rows[request_id] for request_id in request_ids], masks)
         failed = {request_ids[row]: reason for row, reason in drawn.failed.items()}
         sampled = {}
         for row, request_id in enumerate(request_ids):

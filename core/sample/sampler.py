@@ -3,7 +3,7 @@
     raw logits ─▶ [ draw: temperature ─▶ top-k ─▶ top-p ─▶ min-p ─▶ inverse CDF at the row's own uniform number ]
         │         a row without a finite maximum (NaN) fails alone; a row without edits is done
         ▼  a copy of the rows with edits
-    logits processors ─▶ allowed ids, bias, bad words, min_tokens ─▶ penalties ─▶ draw
+    logits processors ─▶ allowed ids, bias, bad words, min_tokens ─▶ grammar's mask ─▶ penalties ─▶ draw
 
 The draw is the backend's `sample` op, passed in. Log probabilities are taken from the raw logits afterwards. A row's
 token depends on nothing but the row: not on its neighbours, nor on their number. The ModelRunner calls this once a
@@ -13,13 +13,15 @@ step and appends each token to its row; the sampler itself keeps nothing between
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from octavo.core.sample.bitmask import apply_masks
 from octavo.core.sample.logprobs import PositionLogprobs, position_logprobs
 from octavo.core.sample.penalties import apply_penalties
 from octavo.core.sample.rng import uniform
@@ -27,6 +29,8 @@ from octavo.core.sample.state import SamplingRow
 
 NO_TOKEN = -1
 """Stands where a row failed."""
+
+NO_MASKS: Mapping[int, bytes] = MappingProxyType({})
 
 
 class Draw(Protocol):
@@ -70,17 +74,25 @@ class Sampler:
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
 
-    def sample(self, logits_RV: torch.Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
+    def sample(
+        self, logits_RV: torch.Tensor, rows: Sequence[SamplingRow], masks: Mapping[int, bytes] = NO_MASKS
+    ) -> SamplerOutput:
         """Choose the next token of each row.
+
+        Args:
+            masks: row -> a bit for each token that its grammar allows; rows without a grammar are not in it.
 
         Shapes: logits [R, V] float32, one row per entry of rows.
         Mutates: nothing; the caller appends the tokens to their rows.
         """
-        token_ids = self._drawn(logits_RV, rows, [not row.takes_maximum and not row.edits_logits for row in rows])
+        changed = [row.edits_logits or i in masks for i, row in enumerate(rows)]
+        token_ids = self._drawn(
+            logits_RV, rows, [not row.takes_maximum and not edits for row, edits in zip(rows, changed, strict=True)]
+        )
         failed = {i: _reason(logits_RV[i]) for i, token_id in enumerate(token_ids) if token_id == NO_TOKEN}
-        edited = [i for i, row in enumerate(rows) if row.edits_logits and i not in failed]
+        edited = [i for i, edits in enumerate(changed) if edits and i not in failed]
         if edited:
-            self._sample_edited(logits_RV, rows, edited, token_ids, failed)
+            self._sample_edited(logits_RV, rows, edited, masks, token_ids, failed)
         return SamplerOutput(token_ids, _logprobs(logits_RV, rows, token_ids, failed), failed)
 
     def _sample_edited(
@@ -88,13 +100,14 @@ class Sampler:
         logits_RV: torch.Tensor,
         all_rows: Sequence[SamplingRow],
         edited: Sequence[int],
+        masks: Mapping[int, bytes],
         token_ids: list[int],
         failed: dict[int, str],
     ) -> None:
         """Sample the rows named by edited into token_ids, from a copy; rows that fail are added to failed."""
         rows = [all_rows[i] for i in edited]
         copy_RV = logits_RV[torch.tensor(edited, device=logits_RV.device)]
-        reasons = _edit(copy_RV, rows)
+        reasons = _edit(copy_RV, rows, {k: masks[i] for k, i in enumerate(edited) if i in masks})
         drawn = self._drawn(copy_RV, rows, [not row.params.greedy for row in rows])
         for k, i in enumerate(edited):
             token_ids[i] = NO_TOKEN if k in reasons else drawn[k]
@@ -109,7 +122,7 @@ class Sampler:
         return token_ids
 
 
-def _edit(logits_RV: torch.Tensor, rows: Sequence[SamplingRow]) -> dict[int, str]:
+def _edit(logits_RV: torch.Tensor, rows: Sequence[SamplingRow], masks: Mapping[int, bytes]) -> dict[int, str]:
     """Apply processors, masks, bias and penalties in place; returns the rows whose processor failed, and why."""
     failed: dict[int, str] = {}
     for i, row in enumerate(rows):
@@ -117,6 +130,8 @@ def _edit(logits_RV: torch.Tensor, rows: Sequence[SamplingRow]) -> dict[int, str
             row.edit(logits_RV[i])
         except Exception as error:  # a logits processor is the caller's code
             failed[i] = f"a logits processor failed: {type(error).__name__}: {error}"
+    if masks:
+        apply_masks(logits_RV, masks)
     penalised = {i: counts for i, row in enumerate(rows) if (counts := row.counts) is not None}
     if penalised:
         indices = list(penalised)
@@ -168,5 +183,8 @@ def _reason(logits_V: torch.Tensor) -> str:
 def _edited_reason(logits_V: torch.Tensor) -> str:
     """Why edited logits without a finite maximum can't be sampled from."""
     if float(logits_V.max()) == -math.inf:
-        return "no token is left to sample: allowed_token_ids, bad_words, min_tokens and logits processors exclude all"
+        return (
+            "no token is left to sample: structured output, allowed_token_ids, bad_words, min_tokens and logits "
+            "processors exclude all"
+        )
     return _reason(logits_V) + " after logits processors, logit_bias and penalties"

@@ -75,6 +75,8 @@ class SchedulerOutput(Struct, frozen=True, kw_only=True):
         preempted_request_ids: lost their blocks since the last step; they come back in new_requests.
         block_copies: (source, destination) block ids to copy in all layers, in order, before any KV is written.
         total_num_scheduled_tokens: the sum of num_scheduled_tokens; 0 means nothing to compute.
+        masks: request id -> a bit for each token that it may draw (lowest id in the lowest bit); filled in by the
+            engine for requests with a grammar.
     """
 
     step_id: int
@@ -85,6 +87,7 @@ class SchedulerOutput(Struct, frozen=True, kw_only=True):
     preempted_request_ids: tuple[str, ...]
     block_copies: tuple[tuple[int, int], ...]
     total_num_scheduled_tokens: int
+    masks: dict[str, bytes] = field(default_factory=dict)
 
 
 class SampledTokens(Struct, frozen=True):

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.params import SamplingParams
 from octavo.core.engine.prompts import Prompt
+from octavo.core.serve.form import form_of
 
 MAX_PROMPTS = 2048
 """In one request, as in OpenAI's API."""
@@ -138,6 +139,12 @@ class GenerationRequest(CheckedRequest):
     allowed_token_ids: TokenIds = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: Texts = None
+    guided_grammar: str | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -151,7 +158,17 @@ class GenerationRequest(CheckedRequest):
 
     def _sampling(self, **more: Any) -> SamplingParams:
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        return SamplingParams(**given, **more)
+        form = form_of(
+            self.response_format,
+            self.structured_outputs,
+            {
+                "json": self.guided_json,
+                "regex": self.guided_regex,
+                "choice": self.guided_choice,
+                "grammar": self.guided_grammar,
+            },
+        )
+        return SamplingParams(**given, **more, structured=form)
 
 
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -163,12 +180,6 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "repeat_penalty": (1.0,),
     "typical_p": (1.0,),
     "mirostat": (0,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "truncate_prompt_tokens": (),
     "prompt_logprobs": (),
 }

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from octavo.core.base.lora import LoRARequest
     from octavo.core.base.params import FinishReason, SamplingParams
     from octavo.core.base.pooling import PoolingParams
+    from octavo.core.base.structured import StructuredOutput, StructuredOutputsParams
     from octavo.core.engine.async_engine import AsyncEngine
     from octavo.core.engine.llm import LLM
     from octavo.core.engine.outputs import CompletionOutput, RequestOutput
@@ -34,6 +35,8 @@ __all__ = [
     "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutput",
+    "StructuredOutputsParams",
     "UserError",
     "__version__",
 ]
@@ -50,6 +53,8 @@ _HOMES = {
     "PoolingRequestOutput": "octavo.core.engine.pooling_outputs",
     "RequestOutput": "octavo.core.engine.outputs",
     "SamplingParams": "octavo.core.base.params",
+    "StructuredOutput": "octavo.core.base.structured",
+    "StructuredOutputsParams": "octavo.core.base.structured",
     "UserError": "octavo.core.base.errors",
 }
 

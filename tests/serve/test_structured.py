@@ -1,0 +1,129 @@
+"""Structured output over HTTP, by OpenAI's client and by plain JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import openai
+import pytest
+
+from tests.serve.conftest import Server
+
+PERSON = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 120}, "adult": {"type": "boolean"}},
+    "required": ["age", "adult"],
+    "additionalProperties": False,
+}
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def is_person(text: str) -> bool:
+    value = json.loads(text)
+    return set(value) == {"age", "adult"} and type(value["age"]) is int and type(value["adult"]) is bool
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_a_chat_reply_has_its_schema(server: Server, strict: bool | None) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": strict}}
+    reply = server.chat(response_format=wanted, max_tokens=100, temperature=0, n=2)
+    assert [choice.finish_reason for choice in reply.choices] == ["stop", "stop"]
+    assert all(is_person(choice.message.content) for choice in reply.choices)
+
+
+def test_a_stream_brings_the_same_text(server: Server) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    fields: dict[str, Any] = {"response_format": wanted, "max_tokens": 100, "temperature": 0}
+    whole = server.chat(**fields).choices[0].message.content
+    pieces = [chunk.choices[0].delta.content or "" for chunk in server.chat(**fields, stream=True)]
+    assert "".join(pieces) == whole
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}, r"\d{3}-\d{4}"),
+        ({"structured_outputs": {"choice": ["red", "green"]}}, "red|green"),
+        ({"structured_outputs": {"grammar": 'start: "a" | "b"'}}, "a|b"),
+        ({"structured_outputs": {"json": {"const": 7}, "regex": None}}, "7"),
+        ({"structured_outputs": {"json_object": True}}, r"(?s)\{.*\}"),
+        ({"guided_regex": "x{2}"}, "xx"),
+        ({"guided_choice": ["red", "green"]}, "red|green"),
+        ({"guided_json": {"enum": [1, 2]}}, "1|2"),
+        ({"guided_json": '{"enum": [1, 2]}'}, "1|2"),
+        ({"guided_grammar": 'root ::= "ab"'}, "ab"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": "c"}}}}, '"c"'),
+    ],
+)
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_every_spelling_in_both_endpoints(server: Server, path: str, fields: dict[str, Any], pattern: str) -> None:
+    reply = server.post(path, prompt="ABC", messages=MESSAGES, max_tokens=60, temperature=0, **fields)
+    assert reply.status_code == 200, reply.text
+    (choice,) = reply.json()["choices"]
+    text = choice["text"] if path == "completions" else choice["message"]["content"]
+    if choice["finish_reason"] == "stop":
+        assert re.fullmatch(pattern, text), text
+    else:  # only an object of any size may still be open
+        assert "json_object" in str(fields)
+
+
+def test_a_choice_with_more_logprobs_than_it_allows_tokens(server: Server) -> None:
+    reply = server.post(
+        "chat/completions", messages=MESSAGES, logprobs=True, top_logprobs=20, temperature=0,
+        structured_outputs={"choice": ["yes", "no"]},
+    )  # fmt: skip
+    assert reply.status_code == 200
+
+    def refuse(name: str) -> Any:
+        raise AssertionError(f"{name} is no JSON")
+
+    (choice,) = json.loads(reply.content, parse_constant=refuse)["choices"]
+    assert choice["message"]["content"] in ("yes", "no")
+    for entry in choice["logprobs"]["content"]:
+        assert -1e9 < entry["logprob"] <= 0
+        assert len(entry["top_logprobs"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("structured_outputs", {"regex": "foo**"}, "repeats a repetition"),
+        ("structured_outputs", {"regex": "("}, "unclosed group"),
+        ("structured_outputs", {"json": {"type": "strange"}}, "Invalid type"),
+        ("structured_outputs", {"json": {"type": "array", "uniqueItems": True}}, "'uniqueItems'"),
+        ("structured_outputs", {"grammar": "start: missing"}, "missing"),
+        ("structured_outputs", {"choice": []}, "choice"),
+        ("structured_outputs", {"regex": "a", "choice": ["a"]}, "exactly one"),
+        ("structured_outputs", {"whitespace_pattern": "x", "json": {}}, "whitespace_pattern"),
+        ("guided_choice", [], "choice"),
+        ("response_format", {"type": "xml"}, "json_schema"),
+        ("response_format", {}, "json_schema"),
+        ("response_format", {"type": "json_schema"}, "schema"),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {}, "strong": 1}}, "strong"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_that_cannot_be_honoured_is_a_400_with_the_reason(
+    server: Server, field: str, value: Any, said: str, stream: bool
+) -> None:
+    fields: dict[str, Any] = {field: value, "stream": stream}
+    error = server.refusal("chat/completions", messages=MESSAGES, **fields)
+    assert error["param"] == field
+    assert said in error["message"]
+    assert server.complete("ABC", max_tokens=2).choices[0].text  # its neighbours and the server go on
+
+
+def test_two_forms_are_one_too_many(server: Server) -> None:
+    both: dict[str, Any] = {"response_format": {"type": "json_object"}, "guided_regex": "a"}
+    assert "give one" in server.refusal(prompt="ABC", **both)["message"]
+
+
+def test_a_combination_that_leaves_nothing_is_an_error_and_no_hang(server: Server) -> None:
+    with pytest.raises(openai.APIStatusError, match="no token is left") as raised:
+        server.client.completions.create(
+            model="tiny", prompt="ABC", max_tokens=30,
+            extra_body={"structured_outputs": {"choice": ["yes"]}, "min_tokens": 20},
+        )  # fmt: skip
+    assert raised.value.status_code == 500
