@@ -261,3 +261,18 @@ def test_a_processor_that_fights_the_grammar_fails_alone(engine: Engine) -> None
     assert replies[("forced", 0)].finish_reason is FinishReason.ERROR
     assert "no token is left" in str(replies[("forced", 0)].error)
     assert replies[("fine", 0)].finish_reason is FinishReason.STOP
+
+
+def test_ranks_follow_the_grammar(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Rank 0 draws under the masks; the other takes over what it drew."""
+    directory = tiny_models.save(tiny_models.make_llama(vocab_size=49152), tmp_path_factory.mktemp("split"))
+    form = StructuredOutput(json_schema=PERSON)
+    with LLM(
+        str(directory), tokenizer="smollm2", backend="cpu", num_threads=2, progress=False, num_kv_blocks=400,
+        block_size=4, tensor_parallel_size=2,
+    ) as split:  # fmt: skip
+        for seed in range(2):
+            done = reply(split, form, seed=seed)
+            assert done.finish_reason is FinishReason.STOP
+            assert is_valid(json.loads(done.text), PERSON)
+        assert re.fullmatch(r"\d{3}-\d{4}", reply(split, PHONE, temperature=0.0).text)
