@@ -112,10 +112,10 @@ def _facts(_: str, backend: DeviceBackend) -> Iterator[str]:
     sizes = facts.world_sizes
     if sizes[:1] != (1,) or list(sizes) != sorted(set(sizes)):
         yield f"it declares world_sizes {sizes}; they must ascend from 1"
-    yield from _memory(backend)
+    yield from _memory_facts(backend)
 
 
-def _memory(backend: DeviceBackend) -> Iterator[str]:
+def _memory_facts(backend: DeviceBackend) -> Iterator[str]:
     """What is wrong with what it says of its memory."""
     facts = backend.capabilities
     if not 0 < facts.kv_memory_fraction <= 1:
