@@ -20,10 +20,10 @@ import torch
 from octavo.core.backend.device import DeviceBackend
 from octavo.core.backend.kv import KVCache
 from octavo.core.backend.opset import OpSet
-from octavo.core.backend.specs import CacheSpec
 from octavo.core.base.params import SamplingParams
 from octavo.core.engine.batch import StepInputs
 from octavo.core.engine.runner import ModelRunner, RunnerMemory, WantedRows
+from octavo.core.layers.cache_specs import cache_spec
 from octavo.core.layers.kv_groups import KVGroup, group_layers, layer_places, num_pools, pool_block_bytes
 from octavo.core.lora.slots import AdapterSlots
 from octavo.core.models.base import Model
@@ -154,18 +154,7 @@ def _largest(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest absolute K and V of each head [K], on the host."""
     spec = cache.spec
-    gather = opset.bind(
-        "gather_blocks",
-        CacheSpec(
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            v_head_dim=spec.v_head_dim,
-            x_dtype=spec.dtype,
-            kv_dtype=spec.dtype,
-            block_size=spec.block_size,
-            layout=cache.layout,
-        ),
-    )
+    gather = opset.bind("gather_blocks", cache_spec(cache, spec.dtype))
     shape = (len(blocks), spec.block_size, spec.num_kv_heads)
     key_nSKD = backend.empty(*shape, spec.head_dim, dtype=spec.dtype)
     value_nSKD = backend.empty(*shape, spec.v_head_dim, dtype=spec.dtype)

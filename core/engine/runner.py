@@ -23,10 +23,10 @@ import torch
 from octavo.core.backend.device import DeviceBackend, Program, StepBuffers
 from octavo.core.backend.kv import AttentionMetadata, KVCache
 from octavo.core.backend.opset import OpSet
-from octavo.core.backend.specs import CacheSpec
 from octavo.core.engine.adapter_rows import NO_SLOT, AdapterRows
 from octavo.core.engine.batch import InputBatch, StepInputs
 from octavo.core.engine.buckets import step_shapes
+from octavo.core.layers.cache_specs import cache_spec
 from octavo.core.lora.slots import AdapterSlots
 from octavo.core.models.base import Model
 from octavo.core.sched.output import ModelRunnerOutput, NewRequest, SchedulerOutput
@@ -131,7 +131,7 @@ class ModelRunner:
         self.adapters = AdapterRows(adapters)
         self._block_sizes = block_sizes
         self._memory = memory
-        self._copy_pool = [opset.bind("copy_blocks", _copy_spec(view)) for view in self._pool_views]
+        self._copy_pool = [opset.bind("copy_blocks", cache_spec(view, view.spec.dtype)) for view in self._pool_views]
         self._shapes = step_shapes(
             backend.capabilities,
             max_num_seqs=max_num_seqs,
@@ -250,16 +250,3 @@ class ModelRunner:
         if num_rows <= len(logits_RV):
             return logits_RV[:num_rows]
         return self._backend.empty(num_rows, logits_RV.shape[1], dtype=torch.float32)
-
-
-def _copy_spec(view: KVCache) -> CacheSpec:
-    spec = view.spec
-    return CacheSpec(
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        v_head_dim=spec.v_head_dim,
-        x_dtype=spec.dtype,
-        kv_dtype=spec.dtype,
-        block_size=spec.block_size,
-        layout=view.layout,
-    )

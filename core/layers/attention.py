@@ -12,7 +12,8 @@ import torch
 
 from octavo.core.backend.kv import KVCache, KVCacheSpec
 from octavo.core.backend.ops import StepPlan
-from octavo.core.backend.specs import AttentionSpec, CacheSpec, ScaleKind
+from octavo.core.backend.specs import ScaleKind
+from octavo.core.layers.cache_specs import attention_spec, cache_spec
 from octavo.core.layers.context import LayerContext
 from octavo.core.layers.kv_scales import KVScales
 
@@ -76,14 +77,9 @@ class Attention:
             Attention,
             self,
             "rope_write_kv" if rotary_dim else "write_kv",
-            CacheSpec(
-                num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim,
-                v_head_dim=spec.v_head_dim,
-                x_dtype=dtype,
-                kv_dtype=spec.dtype,
-                block_size=spec.block_size,
-                layout=kv.layout,
+            cache_spec(
+                kv,
+                dtype,
                 kv_scale=kv_scale,
                 num_heads=self._num_heads if rotary_dim else 0,
                 rotary_dim=rotary_dim,
@@ -94,16 +90,10 @@ class Attention:
             Attention,
             self,
             "paged_attention",
-            AttentionSpec(
-                num_heads=self._num_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim,
-                v_head_dim=spec.v_head_dim,
-                q_dtype=dtype,
-                kv_dtype=spec.dtype,
-                block_size=spec.block_size,
-                layout=kv.layout,
-                window=spec.window,
+            attention_spec(
+                kv,
+                self._num_heads,
+                dtype,
                 softcap=self._softcap is not None,
                 sinks=self._sinks_H is not None,
                 alibi=self._alibi_slopes_H is not None,

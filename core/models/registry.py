@@ -2,7 +2,7 @@
 
 A family is found by the config's `architectures`, or by its `model_type` where a config names no architecture (a bare
 `config.json` saved without a model). What no family implements is run by transformers' own modelling where that can be
-(generic.py); an architecture that nobody knows is refused with the nearest names.
+(generic/); an architecture that nobody knows is refused with the nearest names.
 The stack of a decoder alone (LlamaModel), and a classifier on it, are of the generating family: what follows the last
 norm is the pooler's (core/pool), and the model is built without a head.
 """
@@ -21,9 +21,9 @@ from octavo.core.base.errors import CheckpointError, ConfigError
 from octavo.core.layers.context import LayerContext
 from octavo.core.layers.workspace import Workspace
 from octavo.core.lora.slots import AdapterSlots
-from octavo.core.models import generic
 from octavo.core.models.base import Model, ModelConfig
 from octavo.core.models.families.table import FAMILIES, Family
+from octavo.core.models.generic.model import GenericModel, is_known, read_generic
 from octavo.core.parallel.shard import Shard
 from octavo.core.quant.formats import PLAIN, WeightFormats
 
@@ -125,8 +125,8 @@ def _family(config: Mapping[str, Any]) -> Family:
         found = FAMILIES.get(name) or FAMILIES.get(_with_head(name))
         if found is not None:
             return found
-    if generic.is_known(names[0]):
-        return Family(str(config.get("model_type")), generic.read_generic, generic.GenericModel)
+    if is_known(names[0]):
+        return Family(str(config.get("model_type")), read_generic, GenericModel)
     near = difflib.get_close_matches(names[0], FAMILIES, n=3) or list(FAMILIES)
     raise CheckpointError(
         f"config.json: architecture {names[0]} is not implemented; the nearest are {', '.join(near)}",

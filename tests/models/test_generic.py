@@ -65,6 +65,17 @@ def test_logits_and_greedy_tokens_equal_hugging_face(architecture, runner_of):
     assert runner.greedy("greedy", prompt[:17], 8) == tiny_models.greedy(model, prompt[:17], 8)
 
 
+def test_buffers_that_checkpoints_hold_are_loaded(runner_of):
+    model = make("ApertusForCausalLM", **GROUPED)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name in model.state_dict():
+                buffer.fill_(0.3)
+    assert any("beta" in name for name in model.state_dict())
+    prompt = tiny_models.random_prompt(199, 20)
+    assert relative_error(runner_of(model).prompt("a", prompt), tiny_models.logits_of(model, prompt)) < TOLERANCE
+
+
 def test_what_it_is_is_said_at_the_start(caplog):
     with caplog.at_level(logging.WARNING):
         read_config(make("OlmoForCausalLM").config.to_dict() | {"architectures": ["OlmoForCausalLM"]})
@@ -76,6 +87,7 @@ def test_what_it_is_is_said_at_the_start(caplog):
     [
         ("BloomForCausalLM", {}, "attention interface"),
         ("OlmoeForCausalLM", {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2}, "rearranged"),
+        ("ElectraForCausalLM", {"intermediate_size": 80, "is_decoder": False}, "not causal"),
         ("OlmoForCausalLM", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "length"),
     ],
 )

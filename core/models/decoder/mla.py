@@ -21,8 +21,9 @@ import torch
 from octavo.core.backend.kv import KVCache, KVCacheSpec
 from octavo.core.backend.ops import PackedWeight, StepPlan
 from octavo.core.backend.quant import QuantizedTensor
-from octavo.core.backend.specs import AttentionSpec, CacheSpec, GroupedGemmSpec, RowSpec, WeightSpec
+from octavo.core.backend.specs import GroupedGemmSpec, RowSpec, WeightSpec
 from octavo.core.base.errors import CheckpointError
+from octavo.core.layers.cache_specs import attention_spec, cache_spec
 from octavo.core.layers.context import LayerContext
 from octavo.core.layers.linear import Linear, Part
 from octavo.core.layers.norm import RMSNorm
@@ -139,27 +140,9 @@ class LatentAttention:
     def bind_kv(self, cache: KVCache, group: int) -> None:
         """Take the layer's cache and its group's index, and bind the ops for its layout."""
         self._kv, self._group = cache, group
-        mla, spec, dtype = self._mla, cache.spec, self._context.activation_dtype
-        write = CacheSpec(
-            num_kv_heads=1,
-            head_dim=spec.head_dim,
-            v_head_dim=0,
-            x_dtype=dtype,
-            kv_dtype=spec.dtype,
-            block_size=spec.block_size,
-            layout=cache.layout,
-            rotary_dim=0,
-        )
-        attend = AttentionSpec(
-            num_heads=self._heads,
-            num_kv_heads=1,
-            head_dim=spec.head_dim,
-            v_head_dim=mla.kv_lora_rank,
-            q_dtype=dtype,
-            kv_dtype=spec.dtype,
-            block_size=spec.block_size,
-            layout=cache.layout,
-        )
+        dtype = self._context.activation_dtype
+        write = cache_spec(cache, dtype)
+        attend = attention_spec(cache, self._heads, dtype, v_head_dim=self._mla.kv_lora_rank)
         self._write = self._context.bind(LatentAttention, self, "write_mla", write)
         self._attend = self._context.bind(LatentAttention, self, "mla_attention", attend)
 
