@@ -14,17 +14,20 @@ is inert. A field that this version does not know is refused unless it says noth
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from octavo.core.base.errors import CheckpointError
+from octavo.core.lora.patterns import begins_with, check_pattern, is_whole
 
 T = TypeVar("T")
 
 CONFIG_FILE = "adapter_config.json"
+
+MAX_ALPHA = 1e6
+"""Above it logits overflow; adapters in use stay below a thousand."""
 
 ALL_LINEAR = "all-linear"
 """target_modules: every linear layer but the output head."""
@@ -153,23 +156,23 @@ class LoraSettings:
     def _layer_index(self, layer: str) -> int | None:
         """The number of the decoder layer that a layer is part of: the first one in its name."""
         if not self.layers_pattern:
-            found = re.match(r".*?\.[^.]*\.(\d+)\.", layer)
+            found = begins_with(r".*?\.[^.]*\.(\d+)\.", layer)
         else:
-            tries = (re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", layer) for pattern in self.layers_pattern)
+            tries = (begins_with(rf"(?:^|.*?\.){pattern}\.(\d+)\.", layer) for pattern in self.layers_pattern)
             found = next((match for match in tries if match), None)
         return None if found is None else int(found[1])
 
 
 def _matches(names: Names, layer: str) -> bool:
     if isinstance(names, str):
-        return re.fullmatch(names, layer) is not None
+        return is_whole(names, layer)
     return any(layer == name or layer.endswith(f".{name}") for name in names)
 
 
 def _by_pattern(patterns: Mapping[str, T], layer: str, default: T) -> T:
     """The value of the first pattern that is the end of the layer's name, whole parts of it."""
     for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", layer):
+        if begins_with(rf"(.*\.)?({pattern})$", layer):
             return value
     return default
 
@@ -211,8 +214,8 @@ class _Reader:
 
     def alpha(self, field: str, value: object) -> float:
         """A numerator of the scale."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.error(field, f"is {value!r}; give a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_ALPHA:
+            raise self.error(field, f"is {value!r}; give a number of at most {MAX_ALPHA:g}")
         return float(value)
 
     def boolean(self, field: str) -> bool:
@@ -259,7 +262,6 @@ class _Reader:
         return several
 
     def _check_regex(self, field: str, text: object) -> None:
-        try:
-            re.compile(text if isinstance(text, str) else "(")
-        except re.error as error:
-            raise self.error(field, f"holds {text!r}, which is no regular expression ({error})") from None
+        fault = check_pattern(text) if isinstance(text, str) else "it is no text"
+        if fault is not None:
+            raise self.error(field, f"holds {text!r}, which is no regular expression ({fault})")

@@ -201,6 +201,8 @@ class AdapterSlots:
             ConfigError: the device has no memory for its layers' slots.
             BackendUnavailable: --strict-backend or --deterministic, and the backend has no kernel for adapters.
         """
+        if not path:
+            raise CheckpointError("an adapter's path is empty; give a PEFT directory", field="lora_path")
         directory = Path(path).expanduser().absolute()
         adapter = read_adapter(directory)
         weights = fit_adapter(adapter, self._places, self._stacks, self._max_rank)

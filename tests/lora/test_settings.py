@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 
@@ -105,6 +106,7 @@ def test_what_peft_writes_is_read(tmp_path):
         ("target_modules", [1]),
         ("layers_to_transform", ["0"]),
         ("use_rslora", "yes"),
+        ("lora_alpha", 1e300),
     ],
 )
 def test_what_would_change_the_mathematics_is_refused_by_name(tmp_path, field, value):
@@ -113,6 +115,15 @@ def test_what_would_change_the_mathematics_is_refused_by_name(tmp_path, field, v
     assert caught.value.field == field
     assert field in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["target_modules", "exclude_modules"])
+def test_a_pattern_that_takes_for_ever_is_an_error_within_a_second(tmp_path, field):
+    settings = read(tmp_path, **{field: r"(?:[\w.]|[\w.]{2})+[!x]"})
+    started = time.monotonic()
+    with pytest.raises(CheckpointError, match="takes more than"):
+        settings.selects("model.layers.0.self_attn.q_proj_of_a_long_name_that_goes_on")
+    assert time.monotonic() - started < 5
 
 
 def test_unknown_fields_that_say_nothing_are_let_through(tmp_path):
