@@ -6,14 +6,15 @@ tensor_parallel_size N     Engine ──> MultiprocExecutor ──> N processes,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from octavo.core.backend.opset import OpChoice
 from octavo.core.base.config import EngineConfig
 from octavo.core.engine.resolve import EngineSizes
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.lora.slots import AdapterFacts
+from octavo.core.parallel.mesh import even_range
 from octavo.core.sched.kv_groups import KVGroupSpec
 from octavo.core.sched.output import ModelRunnerOutput, SchedulerOutput
 
@@ -68,7 +69,15 @@ def make_executor(config: EngineConfig, checkpoint: Checkpoint) -> Executor:
     if config.tensor_parallel_size > 1:
         from octavo.core.engine.multiproc import MultiprocExecutor
 
+        _check_heads(checkpoint.config, config.tensor_parallel_size)
         return MultiprocExecutor(config, checkpoint.path)
     from octavo.core.engine.worker import Worker  # imports the models
 
     return Worker(config, checkpoint)
+
+
+def _check_heads(values: Mapping[str, Any], size: int) -> None:
+    """Refuse heads that so many ranks can't share before a process is started for each; a rank checks the rest."""
+    heads = values.get("num_attention_heads")
+    if type(heads) is int:
+        even_range(heads, 0, size, "num_attention_heads")

@@ -23,6 +23,7 @@ from octavo.core.engine.resolve import EngineSizes, fit_length, kv_blocks_for, l
 from octavo.core.engine.weight_sizes import has_product_for, model_bytes, quantised_formats
 from octavo.core.engine.worker import make_backend, scheduler_groups
 from octavo.core.layers.kv_groups import group_layers, num_pools, pool_block_bytes
+from octavo.core.models.header import check_header
 from octavo.core.models.registry import read_config
 from octavo.core.parallel.mesh import Place
 from octavo.core.parallel.shard import Shard
@@ -117,6 +118,7 @@ def plan_model(config: EngineConfig) -> Plan:
             multiplies = has_product_for(opset, capabilities)
             checkpoint, formats = open_quantized(files, config.quantization, multiplies=multiplies)
             facts = read_config(checkpoint.config)
+            check_header(checkpoint, facts)
             sizes = resolve_sizes(config, checkpoint.config, facts, capabilities, formats.kv_scheme)
             pooler = read_pooler(checkpoint.config, checkpoint.path, config.pooling)
             if pooler is not None:

@@ -58,6 +58,7 @@ from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.load.stream import load_weights
 from octavo.core.lora.slots import AdapterFacts, AdapterSlots
 from octavo.core.models.base import Model
+from octavo.core.models.header import check_header
 from octavo.core.models.registry import build_model, read_config
 from octavo.core.parallel.mesh import Place
 from octavo.core.parallel.shard import Shard
@@ -113,6 +114,7 @@ class Worker:
         multiplies = has_product_for(self._opset, backend.capabilities)
         checkpoint, formats = open_quantized(checkpoint, config.quantization, multiplies=multiplies)
         facts = read_config(checkpoint.config)
+        check_header(checkpoint, facts)
         pooler = read_pooler(checkpoint.config, checkpoint.path, config.pooling)
         sizes = resolve_sizes(config, checkpoint.config, facts, backend.capabilities, formats.kv_scheme)
         if pooler is not None:

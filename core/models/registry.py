@@ -75,7 +75,8 @@ def build_model(
 
     Raises:
         CheckpointError: see `read_config`.
-        ConfigError: max_model_len is beyond the checkpoint, or the backend does not compute with `dtype`.
+        ConfigError: max_model_len is beyond the checkpoint, the backend does not compute with `dtype`, or
+            expert_parallel is asked of a model without experts.
     """
     family = _family(config)
     facts: ModelConfig = family.read(config)
@@ -83,6 +84,10 @@ def build_model(
         raise ConfigError(
             f"max_model_len is {max_model_len}, but the model was made for {facts.max_position} positions; lower it",
             field="max_model_len",
+        )
+    if expert_parallel and getattr(facts, "moe", None) is None:
+        raise ConfigError(
+            "expert_parallel is set, but the model has no experts to share out; run without it", field="expert_parallel"
         )
     activation_dtype = backend.capabilities.activation_dtype.get(dtype)
     if activation_dtype is None:

@@ -19,7 +19,7 @@ import torch
 
 from octavo.core.backend.kv import KVCacheSpec
 from octavo.core.backend.specs import Gate
-from octavo.core.base.errors import ConfigError
+from octavo.core.base.errors import CheckpointError, ConfigError
 from octavo.core.layers.rope import RopeParameters, model_switch_tokens
 from octavo.core.parallel.shard import Shard
 
@@ -63,7 +63,7 @@ class WeightNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig:
-    """A mixture of experts in place of a layer's feed-forward.
+    """A mixture of experts in place of a layer's feed-forward. Raises CheckpointError for more choices than experts.
 
     Attributes:
         num_experts, top_k: E, and how many of them a token visits.
@@ -106,6 +106,13 @@ class MoeConfig:
     shared: str | None = None
     shared_intermediate_size: int = 0
     shared_gate: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.top_k > self.num_experts:
+            raise CheckpointError(
+                f"config.json: num_experts_per_tok is {self.top_k}, but there are {self.num_experts} experts",
+                field="num_experts_per_tok",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
