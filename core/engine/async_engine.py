@@ -17,7 +17,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -31,12 +30,12 @@ from octavo.core.engine import messages
 from octavo.core.engine.adapter_calls import AdapterDesk, AsyncAdapterMethods
 from octavo.core.engine.call_stream import CallStream
 from octavo.core.engine.channel import EngineChannel
-from octavo.core.engine.loading import TextSide, open_model, read_text_side
+from octavo.core.engine.front import Front, load_front
 from octavo.core.engine.output_processor import OutputProcessor
 from octavo.core.engine.outputs import RequestOutput
 from octavo.core.engine.pooling_calls import PoolingCall, PoolingDoor
 from octavo.core.engine.pooling_methods import AsyncPoolingMethods
-from octavo.core.engine.prompts import Message, Prompt, PromptReader, RequestOptions, ServedModel
+from octavo.core.engine.prompts import Message, Prompt, RequestOptions
 from octavo.core.engine.wire import EngineRequest
 from octavo.core.load.resolve import resolve_model
 from octavo.core.text.tokenizer import Tokenizer
@@ -47,18 +46,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 NOT_STARTED = "the engine was not started; use `async with` or await start()"
-
-
-@dataclass(slots=True)
-class _Front:
-    """What is there once the model is loaded; stats are those of the engine's last message."""
-
-    model: ServedModel
-    reader: PromptReader
-    pooling: PoolingDoor
-    processor: OutputProcessor
-    desk: AdapterDesk
-    stats: SchedulerStats
 
 
 class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
@@ -80,7 +67,7 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
         self.config = EngineConfig.from_keys({"model": model, **options}, "AsyncEngine")
         self._ids = itertools.count()
         self._streams: dict[str, CallStream] = {}
-        self._front: _Front | None = None
+        self._front: Front | None = None
         self._channel: EngineChannel | None = None
         self._receiver: asyncio.Task[None] | None = None
         self._cause_of_end: str | None = None
@@ -110,23 +97,7 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
             raise
 
     async def _load(self, channel: EngineChannel) -> None:
-        """Read the tokenizer while the engine process loads the weights."""
-        text = await asyncio.to_thread(_text_side, self.config)
-        ready = await channel.receive_first()
-        if isinstance(ready, messages.Failed):
-            raise messages.error_of(ready)
-        assert isinstance(ready, messages.Ready)
-        model = ServedModel(
-            vocab_size=ready.vocab_size,
-            max_model_len=ready.max_model_len,
-            eos_token_ids=text.eos_token_ids,
-            tokenizer=text.tokenizer,
-            pooler=text.pooler,
-        )
-        reader = PromptReader(model, grammar_timeout_seconds=self.config.grammar_timeout_seconds)
-        door, processor = PoolingDoor(model, reader), OutputProcessor(text.tokenizer)
-        desk = AdapterDesk(self._send, ready.adapters)
-        self._front = _Front(model, reader, door, processor, desk, ready.stats)
+        self._front = await load_front(self.config, channel, self._send)
         self._receiver = asyncio.create_task(self._receive(channel, self._front))
 
     @property
@@ -275,7 +246,7 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
         await self.close()
 
     @property
-    def _started(self) -> _Front:
+    def _started(self) -> Front:
         if self._front is None:
             raise EngineDead(self._cause_of_end or NOT_STARTED)
         return self._front
@@ -348,7 +319,7 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
             raise EngineDead(self._cause_of_end or NOT_STARTED)
         self._channel.send(message)
 
-    async def _receive(self, channel: EngineChannel, front: _Front) -> None:
+    async def _receive(self, channel: EngineChannel, front: Front) -> None:
         """Hand out what the engine process sends, until it ends."""
         try:
             while True:
@@ -405,8 +376,3 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
             stream.fail(EngineDead(cause))
         if self._front is not None:
             self._front.desk.end(cause)
-
-
-def _text_side(config: EngineConfig) -> TextSide:
-    with open_model(config) as checkpoint:
-        return read_text_side(config, checkpoint)
