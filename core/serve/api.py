@@ -1,6 +1,7 @@
 """The HTTP app: one module of routes for each part of the API, all over one `Serving`.
 
-    routes/generation.py   POST /v1/completions, /v1/chat/completions
+    routes/completions.py  POST /v1/completions
+    routes/chat.py         POST /v1/chat/completions
     routes/pooling.py      POST /v1/embeddings, /v1/classify, /v1/score, /v1/rerank
     routes/adapters.py     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
     routes/models.py       GET  /v1/models
@@ -24,11 +25,12 @@ from octavo.core.serve import failures
 from octavo.core.serve.body import JsonRoute
 from octavo.core.serve.door import Door
 from octavo.core.serve.request_ids import RequestIds
-from octavo.core.serve.routes import adapters, generation, health, models, pooling
+from octavo.core.serve.routes import adapters, chat, completions, health, models, pooling
 from octavo.core.serve.serving import Serving
 
 ROUTES: Sequence[Callable[[FastAPI, Serving], None]] = (
-    generation.install,
+    completions.install,
+    chat.install,
     pooling.install,
     adapters.install,
     models.install,

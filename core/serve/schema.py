@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from octavo.core.base.errors import InvalidRequest
@@ -156,7 +156,7 @@ class GenerationRequest(CheckedRequest):
         options = self.stream_options.model_extra if self.stream_options is not None else None
         return sorted([*super().ignored_fields(), *(f"stream_options.{name}" for name in options or {})])
 
-    def _sampling(self, **more: Any) -> SamplingParams:
+    def sampling(self, **more: Any) -> SamplingParams:
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
         form = form_of(
             self.response_format,
@@ -171,7 +171,7 @@ class GenerationRequest(CheckedRequest):
         return SamplingParams(**given, **more, structured=form)
 
 
-_REFUSED: dict[str, tuple[Any, ...]] = {
+REFUSED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (),
     "length_penalty": (1.0,),
     "prompt_embeds": (),
@@ -183,56 +183,3 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "prompt_logprobs": (),
 }
-
-
-class CompletionRequest(GenerationRequest):
-    """POST /v1/completions. max_tokens null fills the context; 0 generates nothing, which with echo scores a prompt."""
-
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_REFUSED, "suffix": (), "best_of": (1,)}
-
-    prompt: Prompts
-    max_tokens: int | None = 16
-    logprobs: int | None = None
-    echo: bool | None = None
-
-    def sampling_params(self) -> SamplingParams:
-        """What the engine is asked for. Raises InvalidRequest."""
-        return self._sampling(
-            max_tokens=self.max_tokens,
-            logprobs=self.logprobs,
-            prompt_logprobs=self.logprobs if self.echo else None,
-        )
-
-
-class ChatCompletionRequest(GenerationRequest):
-    """POST /v1/chat/completions."""
-
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **_REFUSED,
-        "tools": (),
-        "tool_choice": ("none", "auto"),
-        "functions": (),
-        "function_call": ("none", "auto"),
-        "audio": (),
-        "modalities": (["text"],),
-        "web_search_options": (),
-        "chat_template": (),
-        "continue_final_message": (),
-        "documents": (),
-        "echo": (),
-    }
-
-    messages: Annotated[list[dict[str, Any]], FailFast()]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    def sampling_params(self) -> SamplingParams:
-        """What the engine is asked for. Raises InvalidRequest."""
-        if self.top_logprobs and not self.logprobs:
-            raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
-        limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        return self._sampling(max_tokens=limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None)

@@ -13,7 +13,8 @@ import httpx
 import openai
 import pytest
 
-from octavo.core.serve.schema import ChatCompletionRequest, CompletionRequest
+from octavo.core.serve.chat.schema import ChatCompletionRequest
+from octavo.core.serve.completions.schema import CompletionRequest
 from tests.fakes.chains import FOREVER, VOCAB_SIZE
 from tests.serve.conftest import Server, error_of
 

@@ -1,0 +1,70 @@
+"""Engine outputs as the JSON of /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.core.base.params import SamplingParams
+from octavo.core.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from octavo.core.serve.logprobs import CompletionLogprobs
+from octavo.core.serve.replies import Json, Usage, head, usage_of
+from octavo.core.text.tokenizer import Tokenizer
+
+
+class CompletionReply:
+    """Bodies and chunks of /v1/completions.
+
+    Args:
+        model: the served name.
+        tokenizer: writes prompts and logprobs as text; None where token ids only are served.
+        params: of every prompt; the choice i of prompt p has index p * n + i.
+        echo: the prompt comes before each choice's text.
+    """
+
+    def __init__(self, model: str, tokenizer: Tokenizer | None, params: SamplingParams, *, echo: bool) -> None:
+        self._head = head("cmpl", "text_completion", model)
+        self._tokenizer = tokenizer
+        self._params = params
+        self._echo = echo
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None]] = {}
+
+    def body(self, outputs: Sequence[RequestOutput]) -> Json:
+        """See Reply."""
+        choices = [self._choice(p, output, choice) for p, output in enumerate(outputs) for choice in output.outputs]
+        return {**self._head, "choices": choices, "usage": usage_of(outputs).json()}
+
+    def chunks(self, prompt_index: int, piece: RequestOutput) -> list[Json]:
+        """See Reply."""
+        return [{**self._head, "choices": [self._choice(prompt_index, piece, choice)]} for choice in piece.outputs]
+
+    def usage_chunk(self, usage: Usage) -> Json:
+        """See Reply."""
+        return {**self._head, "choices": [], "usage": usage.json()}
+
+    def _choice(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> Json:
+        index = prompt_index * self._params.n + choice.index
+        is_first = index not in self._logprobs
+        if is_first:
+            self._logprobs[index] = CompletionLogprobs(self._tokenizer)
+        return {
+            "index": index,
+            "text": self._prompt_text(output) + choice.text if is_first and self._echo else choice.text,
+            "logprobs": None if self._params.logprobs is None else self._scores(prompt_index, index, output, choice),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+
+    def _scores(self, prompt_index: int, index: int, output: RequestOutput, choice: CompletionOutput) -> Json:
+        """The logprobs of a piece; before a choice's first tokens those of an echoed prompt."""
+        logprobs = self._logprobs[index]
+        if output.prompt_logprobs is not None:  # they come once, with whichever choice is first
+            self._prompt_logprobs[prompt_index] = output.prompt_logprobs
+        if self._echo and not logprobs.started:
+            logprobs.add_prompt(output, self._prompt_logprobs[prompt_index])
+        return logprobs.take(choice)
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        if output.prompt is not None or self._tokenizer is None:
+            return output.prompt or ""
+        return self._tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)

@@ -1,0 +1,24 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+
+from octavo.core.serve.completions.reply import CompletionReply
+from octavo.core.serve.completions.schema import CompletionRequest
+from octavo.core.serve.generation import answer
+from octavo.core.serve.serving import Serving
+
+
+def install(app: FastAPI, serving: Serving) -> None:
+    """Add the route to an app."""
+    engine = serving.engine
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue one prompt or several."""
+        adapter = serving.adapter_of(body.model)
+        body.refuse_unsupported()
+        params = body.sampling_params()
+        reply = CompletionReply(body.model, engine.tokenizer, params, echo=bool(body.echo))
+        return await answer(engine, request, body, body.prompt, params, reply, adapter)
