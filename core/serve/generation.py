@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from fastapi import Request, Response
 
@@ -13,14 +14,24 @@ from octavo.core.engine.prompts import Prompt, RequestOptions
 from octavo.core.serve.answers import CLIENT_CLOSED_REQUEST, headers_of
 from octavo.core.serve.failures import json_response
 from octavo.core.serve.replies import Reply, check_choices
-from octavo.core.serve.schema import GenerationRequest
 from octavo.core.serve.streams import ClientGone, EventStream, open_stream, unless_gone
+
+
+class GeneratingBody(Protocol):
+    """What the bodies of all endpoints that generate tell about how to run."""
+
+    stream: bool | None
+    priority: int
+    cache_salt: str | None
+
+    def ignored_fields(self) -> list[str]:
+        """Fields in the body that nobody reads."""
 
 
 async def answer(
     engine: AsyncEngine,
     request: Request,
-    body: GenerationRequest,
+    body: GeneratingBody,
     prompts: Sequence[Prompt],
     params: SamplingParams,
     reply: Reply,
@@ -36,7 +47,7 @@ async def answer(
     try:
         if body.stream:
             pieces = engine.generate_many(prompts, params, **options)
-            events = await open_stream(request.receive, pieces, reply, include_usage=body.includes_usage)
+            events = await open_stream(request.receive, pieces, reply)
             return EventStream(events, headers)
         outputs = await unless_gone(request.receive, engine.complete_many(prompts, params, **options))
     except ClientGone:

@@ -1,10 +1,14 @@
-"""Engine outputs as OpenAI's JSON: bodies, stream chunks, usage.
+"""Engine outputs as what one endpoint answers: a whole body, or server-sent events.
 
-    RequestOutputs ──> body()      a whole reply
-    RequestOutput  ──> chunks()    what one piece adds to a stream
-    Usage          ──> usage_chunk()
+    RequestOutputs ──> body()                 a whole reply
 
-One reply object serves one HTTP request; it remembers what a stream's later chunks depend on.
+    RequestOutput  ──> events()  ┐
+         ...                     ├ a stream: what each piece adds, then its end, or what went wrong and its end
+                       end()     │
+    Exception      ──> failure() ┘
+
+One reply object serves one HTTP request and one of the two ways. It owns all that a stream's later events depend on,
+the usage among them, and it alone knows how its API spells events: named or not, with a last one or none.
 """
 
 from __future__ import annotations
@@ -14,9 +18,12 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from octavo.core.base.errors import RequestFailed
 from octavo.core.base.params import FinishReason
 from octavo.core.engine.outputs import RequestOutput
+from octavo.core.serve.failures import body_of
 
 Json = dict[str, Any]
 
@@ -61,16 +68,34 @@ def check_choices(output: RequestOutput) -> None:
 
 
 class Reply(Protocol):
-    """What turns engine outputs into the JSON of one endpoint."""
+    """What turns engine outputs into the answers of one endpoint. Events are bytes as they go over the wire."""
 
     def body(self, outputs: Sequence[RequestOutput]) -> Json:
         """The whole reply to all prompts."""
 
-    def chunks(self, prompt_index: int, piece: RequestOutput) -> list[Json]:
-        """What a piece of one prompt's reply adds to the stream."""
+    def events(self, prompt_index: int, piece: RequestOutput) -> bytes:
+        """What a piece of one prompt's reply adds to the stream; may be empty. A piece that failed ends nothing."""
 
-    def usage_chunk(self, usage: Usage) -> Json:
-        """The last chunk of a stream that includes usage."""
+    def end(self) -> bytes:
+        """What ends the stream behind the last piece."""
+
+    def failure(self, error: Exception) -> bytes:
+        """What ends the stream in its middle."""
+
+
+DONE = b"data: [DONE]\n\n"
+"""What ends the streams of completions and chat."""
+
+
+def event(data: Json, name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def failed_chunks(error: Exception) -> bytes:
+    """What ends a stream of completions or chat in its middle."""
+    return event(body_of(error)[1]) + DONE
 
 
 def head(prefix: str, kind: str, model: str) -> Json:

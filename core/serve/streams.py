@@ -2,7 +2,7 @@
 
     unless_gone(receive, work)    the work's result; when the client leaves first, the work is cancelled
     open_stream(...)              the first piece, so that a refused request is a plain error ...
-    EventStream                   ... then events until [DONE], or until the client leaves
+    EventStream                   ... then events until the reply's own end, or until the client leaves
 
 Cancelling the work closes its streams, and that ends its requests in the engine: streaming, waiting or in prefill.
 """
@@ -14,18 +14,14 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from octavo.core.engine.outputs import RequestOutput
-from octavo.core.serve.failures import body_of
-from octavo.core.serve.replies import Reply, Usage, check_choices
+from octavo.core.serve.replies import Reply, check_choices
 
 T = TypeVar("T")
 Pieces = AsyncGenerator[tuple[int, RequestOutput], None]
-
-DONE = b"data: [DONE]\n\n"
 
 
 class ClientGone(Exception):
@@ -51,7 +47,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def open_stream(receive: Receive, pieces: Pieces, reply: Reply, *, include_usage: bool) -> AsyncGenerator[bytes]:
+async def open_stream(receive: Receive, pieces: Pieces, reply: Reply) -> AsyncGenerator[bytes]:
     """The events of a reply, once its first piece is there.
 
     Raises:
@@ -64,7 +60,7 @@ async def open_stream(receive: Receive, pieces: Pieces, reply: Reply, *, include
     except BaseException:
         await pieces.aclose()
         raise
-    return _events(first, pieces, reply, include_usage=include_usage)
+    return _events(first, pieces, reply)
 
 
 class EventStream(StreamingResponse):
@@ -85,23 +81,19 @@ class EventStream(StreamingResponse):
                 return
 
 
-async def _events(
-    first: tuple[int, RequestOutput], pieces: Pieces, reply: Reply, *, include_usage: bool
-) -> AsyncGenerator[bytes]:
-    usage = Usage()
+async def _events(first: tuple[int, RequestOutput], pieces: Pieces, reply: Reply) -> AsyncGenerator[bytes]:
     try:
         async with aclosing(pieces):
             item: tuple[int, RequestOutput] | None = first
             while item is not None:
-                usage.add(*item)
-                yield b"".join(map(_event, reply.chunks(*item)))
+                if events := reply.events(*item):
+                    yield events
                 check_choices(item[1])
                 item = await anext(pieces, None)
-        if include_usage:
-            yield _event(reply.usage_chunk(usage))
+        last = reply.end()
     except Exception as error:
-        yield _event(body_of(error)[1])
-    yield DONE
+        last = reply.failure(error)
+    yield last
 
 
 async def _first(pieces: Pieces) -> tuple[int, RequestOutput]:
@@ -111,7 +103,3 @@ async def _first(pieces: Pieces) -> tuple[int, RequestOutput]:
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"

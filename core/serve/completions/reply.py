@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from octavo.core.base.params import SamplingParams
 from octavo.core.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from octavo.core.serve.logprobs import CompletionLogprobs
-from octavo.core.serve.replies import Json, Usage, head, usage_of
+from octavo.core.serve.replies import DONE, Json, Usage, event, failed_chunks, head, usage_of
 from octavo.core.text.tokenizer import Tokenizer
 
 
@@ -19,28 +19,41 @@ class CompletionReply:
         tokenizer: writes prompts and logprobs as text; None where token ids only are served.
         params: of every prompt; the choice i of prompt p has index p * n + i.
         echo: the prompt comes before each choice's text.
+        include_usage: a stream ends with a chunk of usage.
     """
 
-    def __init__(self, model: str, tokenizer: Tokenizer | None, params: SamplingParams, *, echo: bool) -> None:
+    def __init__(
+        self, model: str, tokenizer: Tokenizer | None, params: SamplingParams, *, echo: bool, include_usage: bool
+    ) -> None:
         self._head = head("cmpl", "text_completion", model)
         self._tokenizer = tokenizer
         self._params = params
         self._echo = echo
         self._logprobs: dict[int, CompletionLogprobs] = {}
         self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None]] = {}
+        self._include_usage = include_usage
+        self._usage = Usage()
 
     def body(self, outputs: Sequence[RequestOutput]) -> Json:
         """See Reply."""
         choices = [self._choice(p, output, choice) for p, output in enumerate(outputs) for choice in output.outputs]
         return {**self._head, "choices": choices, "usage": usage_of(outputs).json()}
 
-    def chunks(self, prompt_index: int, piece: RequestOutput) -> list[Json]:
+    def events(self, prompt_index: int, piece: RequestOutput) -> bytes:
         """See Reply."""
-        return [{**self._head, "choices": [self._choice(prompt_index, piece, choice)]} for choice in piece.outputs]
+        self._usage.add(prompt_index, piece)
+        return b"".join(
+            event({**self._head, "choices": [self._choice(prompt_index, piece, choice)]}) for choice in piece.outputs
+        )
 
-    def usage_chunk(self, usage: Usage) -> Json:
+    def end(self) -> bytes:
         """See Reply."""
-        return {**self._head, "choices": [], "usage": usage.json()}
+        usage = {**self._head, "choices": [], "usage": self._usage.json()}
+        return (event(usage) if self._include_usage else b"") + DONE
+
+    def failure(self, error: Exception) -> bytes:
+        """See Reply."""
+        return failed_chunks(error)
 
     def _choice(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> Json:
         index = prompt_index * self._params.n + choice.index

@@ -24,5 +24,5 @@ def install(app: FastAPI, serving: Serving) -> None:
             body.messages, add_generation_prompt=body.add_generation_prompt, variables=body.chat_template_kwargs
         )
         assert engine.tokenizer is not None  # it has just read the chat
-        reply = ChatReply(body.model, engine.tokenizer, params)
+        reply = ChatReply(body.model, engine.tokenizer, params, include_usage=body.includes_usage)
         return await answer(engine, request, body, [token_ids], params, reply, adapter)

@@ -20,5 +20,7 @@ def install(app: FastAPI, serving: Serving) -> None:
         adapter = serving.adapter_of(body.model)
         body.refuse_unsupported()
         params = body.sampling_params()
-        reply = CompletionReply(body.model, engine.tokenizer, params, echo=bool(body.echo))
+        reply = CompletionReply(
+            body.model, engine.tokenizer, params, echo=bool(body.echo), include_usage=body.includes_usage
+        )
         return await answer(engine, request, body, body.prompt, params, reply, adapter)
