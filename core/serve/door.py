@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.core.base.config import ServeConfig
 from octavo.core.base.errors import ConfigError
 from octavo.core.engine.async_engine import AsyncEngine
-from octavo.core.serve.failures import error_body, json_response
+from octavo.core.serve.failures import error_body, error_response
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Paths that need no key, so that an orchestrator can probe them."""
@@ -63,13 +63,15 @@ class Door:
         if path in OPEN_PATHS:
             return None
         if self.is_draining:
-            return _refuse(503, "the server is shutting down; ask another one", "service_unavailable", retry=True)
+            message = "the server is shutting down; ask another one"
+            return _refuse(path, 503, message, "service_unavailable", retry=True)
         if self._keys and not self._has_key(Headers(scope=scope)):
             message = "give a valid API key in the header Authorization: Bearer KEY"
-            return _refuse(401, message, "invalid_request_error", code="invalid_api_key")
+            return _refuse(path, 401, message, "invalid_request_error", code="invalid_api_key")
         is_work = scope["method"] == "POST" and path.startswith("/v1/")
         if is_work and self._engine.num_waiting >= self._max_queued:
-            return _refuse(429, "too many requests are waiting; come back later", "rate_limit_exceeded", retry=True)
+            message = "too many requests are waiting; come back later"
+            return _refuse(path, 429, message, "rate_limit_exceeded", retry=True)
         return None
 
     def _has_key(self, headers: Headers) -> bool:
@@ -106,8 +108,10 @@ def _digests(keys: Iterable[str]) -> Sequence[bytes]:
     return [_digest(key) for key in keys]
 
 
-def _refuse(status: int, message: str, kind: str, *, code: str | None = None, retry: bool = False) -> Response:
+def _refuse(
+    path: str, status: int, message: str, kind: str, *, code: str | None = None, retry: bool = False
+) -> Response:
     headers = {"Retry-After": str(RETRY_SECONDS)} if retry else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return json_response(error_body(message, kind, code=code), status, headers)
+    return error_response(path, status, error_body(message, kind, code=code), headers)

@@ -1,4 +1,7 @@
-"""Errors as OpenAI shapes them: {"error": {"message", "type", "param", "code"}}, no traceback, little of the input."""
+"""Errors as OpenAI shapes them: {"error": {"message", "type", "param", "code"}}, no traceback, little of the input.
+
+Paths of Anthropic's API get them in its own form (messages/errors.py), whoever refuses.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from octavo.core.base.errors import EngineDead, ModelNotFound, OctavoError, UserError
+from octavo.core.serve.messages.errors import messages_error, speaks_messages
 
 MAX_MESSAGE_CHARS = 1000
 MAX_FIELD_CHARS = 100
@@ -44,25 +48,37 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
+def error_response(
+    path: str, status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> Response:
+    """An error's response, in the form of the API that the request's path belongs to.
+
+    Args:
+        body: in OpenAI's form.
+    """
+    return json_response(messages_error(status, body) if speaks_messages(path) else body, status, headers)
+
+
 def install(app: FastAPI) -> None:
     """Make the app answer every error in this shape."""
 
     @app.exception_handler(OctavoError)
-    async def on_octavo_error(_: Request, error: OctavoError) -> Response:
-        status, body = body_of(error)
-        return json_response(body, status)
+    async def on_octavo_error(request: Request, error: OctavoError) -> Response:
+        return error_response(request.url.path, *body_of(error))
 
     @app.exception_handler(RequestValidationError)
-    async def on_invalid_body(_: Request, error: RequestValidationError) -> Response:
+    async def on_invalid_body(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")
         message = f"{place or 'body'}: {first['msg']}"
-        return json_response(error_body(message, "invalid_request_error", place or None), 400)
+        return error_response(request.url.path, 400, error_body(message, "invalid_request_error", place or None))
 
     @app.exception_handler(HTTPException)
-    async def on_http_error(_: Request, error: HTTPException) -> Response:
-        return json_response(error_body(str(error.detail), "invalid_request_error"), error.status_code, error.headers)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        body = error_body(str(error.detail), "invalid_request_error")
+        return error_response(request.url.path, error.status_code, body, error.headers)
 
     @app.exception_handler(Exception)
-    async def on_any_error(_: Request, __: Exception) -> Response:  # whoever called it logs the traceback
-        return json_response(error_body("the server failed; its log has the cause", "server_error"), 500)
+    async def on_any_error(request: Request, _: Exception) -> Response:  # whoever called it logs the traceback
+        body = error_body("the server failed; its log has the cause", "server_error")
+        return error_response(request.url.path, 500, body)
