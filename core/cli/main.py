@@ -31,6 +31,8 @@ class Command(NamedTuple):
 COMMANDS = {
     "run": Command("run", "answer a prompt, or chat, in this terminal"),
     "serve": Command("serve", "answer over HTTP as OpenAI's API does"),
+    "chat": Command("chat", "talk with a model that is being served"),
+    "complete": Command("complete", "continue a text with a model that is being served"),
     "plan": Command("plan", "tell what fits in memory, before loading anything"),
     "bench": Command("bench", "measure throughput or latency"),
     "backends": Command("backends", "list the device backends, and why one can't run here"),

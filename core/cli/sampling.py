@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from octavo.core.base.options import Kind, Option
@@ -24,16 +25,24 @@ _PREFIX = "sampling_"  # so that --seed here and the engine's `seed` do not meet
 
 def add_sampling_flags(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     """Add a flag per sampling parameter; `defaults` replace those of SamplingParams."""
-    group = parser.add_argument_group("sampling")
     base = SamplingParams(**defaults)
+    _add_flags(parser, {name: getattr(base, name) for name, _, _ in _FLAGS})
+    parser.set_defaults(sampling_defaults=defaults)
+
+
+def add_sampling_fields(parser: argparse.ArgumentParser) -> None:
+    """Add the same flags for a request to a server, whose defaults are its own."""
+    _add_flags(parser, {})
+
+
+def _add_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, Any]) -> None:
+    group = parser.add_argument_group("sampling")
     for name, _, text in _FLAGS:
-        default = getattr(base, name)
-        shown = text if default is None else f"{text} (default: {default})"
+        shown = text if defaults.get(name) is None else f"{text} (default: {defaults[name]})"
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, dest=_PREFIX + name, metavar="N", default=argparse.SUPPRESS, help=shown)
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; may be repeated")
     group.add_argument("--ignore-eos", action="store_true", help="go on past the model's own end")
-    parser.set_defaults(sampling_defaults=defaults)
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
@@ -42,13 +51,32 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     Raises:
         UserError: a value that is no number or out of range.
     """
-    given = dict(args.sampling_defaults)
-    for name, kind, text in _FLAGS:
-        if hasattr(args, _PREFIX + name):
-            given[name] = _option(name, kind, text).convert(
-                getattr(args, _PREFIX + name), "--" + name.replace("_", "-")
-            )
+    given = {**args.sampling_defaults, **_numbers(args)}
     return SamplingParams(**given, stop=tuple(args.stop), ignore_eos=args.ignore_eos)
+
+
+def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a request's body that the flags ask for; what was not given is left to the server.
+
+    Raises:
+        UserError: a value that is no number or out of range.
+    """
+    given = _numbers(args)
+    if args.stop:
+        given["stop"] = args.stop
+    if args.ignore_eos:
+        given["ignore_eos"] = True
+    SamplingParams(**given)  # told here, before anybody is asked
+    return given
+
+
+def _numbers(args: argparse.Namespace) -> dict[str, Any]:
+    """The numbers that were given, by their names."""
+    return {
+        name: _option(name, kind, text).convert(getattr(args, _PREFIX + name), "--" + name.replace("_", "-"))
+        for name, kind, text in _FLAGS
+        if hasattr(args, _PREFIX + name)
+    }
 
 
 def _option(name: str, kind: Kind, text: str) -> Option:
