@@ -40,15 +40,28 @@ class Usage:
         self._prompts[prompt_index] = output
         self._completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts."""
+        return sum(len(output.prompt_token_ids) for output in self._prompts.values())
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those of them that were found in the prefix cache."""
+        return sum(output.num_cached_tokens for output in self._prompts.values())
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of the choices."""
+        return self._completion_tokens
+
     def json(self) -> Json:
         """OpenAI's usage object."""
-        prompt_tokens = sum(len(output.prompt_token_ids) for output in self._prompts.values())
-        cached_tokens = sum(output.num_cached_tokens for output in self._prompts.values())
         return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": self._completion_tokens,
-            "total_tokens": prompt_tokens + self._completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": cached_tokens},
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 
