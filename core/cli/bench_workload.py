@@ -15,7 +15,7 @@ from typing import Any
 
 from octavo.core.base.errors import ConfigError
 
-_LOW_ID, _HIGH_ID = 100, 1000  # ids that any vocabulary has and that are rarely special
+LOW_ID, HIGH_ID = 100, 1000  # ids that any vocabulary has and that are rarely special
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Workload:
 
     def turn(self, number: int) -> list[list[int]]:
         """The prompts of one turn: the first token changes, so that no cache knows them from an earlier turn."""
-        return [[_LOW_ID + number % (_HIGH_ID - _LOW_ID), *prompt[1:]] for prompt in self.prompts]
+        return [[LOW_ID + number % (HIGH_ID - LOW_ID), *prompt[1:]] for prompt in self.prompts]
 
 
 def read_workload(path: str) -> Workload:
@@ -70,7 +70,7 @@ def default_workload(mode: str) -> Workload:
     """What is measured when no file is given: one 128 + 128 stream, or 32 mixed requests. Seeded."""
     rng = random.Random(1)
     shapes = [(128, 128)] if mode == "latency" else [(rng.randint(32, 256), rng.randint(32, 128)) for _ in range(32)]
-    prompts = tuple(tuple(rng.randrange(_LOW_ID, _HIGH_ID) for _ in range(length)) for length, _ in shapes)
+    prompts = tuple(tuple(rng.randrange(LOW_ID, HIGH_ID) for _ in range(length)) for length, _ in shapes)
     return Workload(f"default-{mode}", len(shapes), prompts, tuple(new for _, new in shapes))
 
 

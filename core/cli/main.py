@@ -22,7 +22,7 @@ READER_GONE = 141
 
 
 class Command(NamedTuple):
-    """A command's module under octavo.core.cli and its line in the overview."""
+    """A command's module under octavo.core.cli and its line in the overview. A name may have two words."""
 
     module: str
     help: str
@@ -35,6 +35,7 @@ COMMANDS = {
     "complete": Command("complete", "continue a text with a model that is being served"),
     "plan": Command("plan", "tell what fits in memory, before loading anything"),
     "bench": Command("bench", "measure throughput or latency"),
+    "bench serve": Command("bench_serve", "measure a server under load"),
     "backends": Command("backends", "list the device backends, and why one can't run here"),
     "backend": Command("backend", "begin a backend of your own"),
     "conform": Command("conform", "tell whether a backend's numbers are right"),
@@ -72,7 +73,8 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0 if words else 2
-    name, rest = words[0], words[1:]
+    count = 2 if " ".join(words[:2]) in COMMANDS else 1
+    name, rest = " ".join(words[:count]), words[count:]
     if name == "--version":
         from octavo import __version__
 

@@ -3,7 +3,7 @@
     PYTHONPATH=src python tests/bench/bench_serve.py [--model smollm2] [--clients 16] [--rounds 3]     one line of JSON
 
 Offline is `LLM.generate` with as many requests at once as there are clients; HTTP is `octavo serve` under
-peers/serve_bench.py. Client and server share the machine's cores with the engine, so the ratio is that of a small
+`octavo bench serve`. Client and server share the machine's cores with the engine, so the ratio is that of a small
 machine; `front_us_per_token` is the CPU time of the server's own process, which a larger one does not notice.
 """
 
@@ -25,7 +25,8 @@ import psutil
 
 from octavo import LLM, SamplingParams
 
-CLIENT = Path(__file__).parent / "peers" / "serve_bench.py"
+OCTAVO = [sys.executable, "-m", "octavo.core.cli.main"]
+ENVIRON = {**os.environ, "PYTHONPATH": "src"}
 
 
 def workload(count: int) -> list[dict[str, Any]]:
@@ -53,8 +54,8 @@ class Served:
 
     def __init__(self, model: str, flags: list[str]) -> None:
         self._log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - closed by close()
-        command = [sys.executable, "-m", "octavo.core.cli.main", "serve", model, "--port", "0", *flags]
-        self._process = subprocess.Popen(command, stderr=self._log, env={**os.environ, "PYTHONPATH": "src"})
+        command = [*OCTAVO, "serve", model, "--port", "0", *flags]
+        self._process = subprocess.Popen(command, stderr=self._log, env=ENVIRON)
         self.url = self._wait_url()
 
     def _wait_url(self) -> str:
@@ -68,11 +69,18 @@ class Served:
         """The client's figures, and the CPU microseconds per token of the server's own process."""
         front = psutil.Process(self._process.pid)
         before = sum(front.cpu_times()[:2])
-        command = [sys.executable, str(CLIENT), "--url", self.url, "--model", model, "--workload", str(path)]
-        done = subprocess.run([*command, "--concurrency", str(clients)], capture_output=True, text=True, check=True)
-        figures: dict[str, Any] = json.loads(done.stdout.removeprefix("RESULT "))
+        report = path.with_name("report.json")
+        command = [*OCTAVO, "bench", "serve", "--url", self.url, "--model", model, "--workload", str(path)]
+        command += ["--max-concurrency", str(clients), "--num-prompts", "1000000", "--json", str(report)]
+        subprocess.run(command, stdout=subprocess.DEVNULL, env=ENVIRON, check=True)
+        figures: dict[str, Any] = json.loads(report.read_text())
         used = sum(front.cpu_times()[:2]) - before
-        return figures | {"front_us_per_token": round(used / figures["out_tokens"] * 1e6, 1)}
+        return {
+            "out_tps": figures["out_tps"],
+            "front_us_per_token": round(used / figures["out_tokens"] * 1e6, 1),
+            "client_us_per_event": figures["client"]["cpu_us_per_event"],
+            **{f"{name}_{p}": figures[f"{name}_ms"][p] / 1e3 for name in ("ttft", "itl") for p in ("p50", "p99")},
+        }
 
     def close(self) -> None:
         self._process.terminate()
@@ -111,7 +119,7 @@ def main() -> None:
                 rounds.append({"offline_tps": round(offline(llm, requests), 2)} | served.run("m", path, args.clients))
         finally:
             served.close()
-    names = ("offline_tps", "out_tps", "front_us_per_token", "ttft_p50", "itl_p50", "itl_p99")
+    names = ("offline_tps", "out_tps", "front_us_per_token", "client_us_per_event", "ttft_p50", "itl_p50", "itl_p99")
     result = {name: statistics.median(each[name] for each in rounds) for name in names}
     ratio = statistics.median(each["out_tps"] / each["offline_tps"] for each in rounds)
     print(json.dumps({"model": args.model, "clients": args.clients, **result, "http_over_offline": round(ratio, 3)}))
