@@ -26,14 +26,12 @@ from octavo.core.backend.reference.attention import Rule
 from octavo.core.backend.reference.attention import attend as plain_attend
 from octavo.core.cli import conform
 
-SEEDS = (100, 101, 102)
-PROFILE = "tiny"  # `make nightly JOBS=variants` runs core, and twenty seeds.
+SEED, PROFILE = 100, "tiny"  # `make nightly JOBS=variants` runs core, and twenty seeds.
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("group", gate.groups(), ids=lambda group: group[0].name)
-def test_no_false_alarm(group: list[Variant], seed: int) -> None:
-    verdicts = gate.try_variants(group, seed, PROFILE)
+def test_no_false_alarm(group: list[Variant]) -> None:
+    verdicts = gate.try_variants(group, SEED, PROFILE)
     assert [alarm for verdict in verdicts for alarm in verdict.alarms] == []
     assert all(verdict.tried for verdict in verdicts)
 
@@ -58,7 +56,7 @@ def test_it_computes_otherwise_than_the_reference(variant: Variant) -> None:
     backends = (variant.make(), HostBackend())
     cases = [c for c in suite.select("full") if c.op in variant.concerns and {"exact", "probe"}.isdisjoint(c.lanes[:1])]
     cases = [*variant.cases(), *(c for c in cases if variant.alter(c) is not None)]
-    assert any(len({judge(case, backend, 100).digest for backend in backends}) == 2 for case in cases[:40])
+    assert any(len({judge(case, backend, SEED).digest for backend in backends}) == 2 for case in cases[:40])
 
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +147,7 @@ def test_queries_rounded_after_scaling_are_found_unless_the_scale_is_a_power_of_
         for is_rounded in (False, True):
             op = attention.attention_with(attention.Scheme(scales_q=not is_rounded, rounds_q=is_rounded))
             backend = Variant("q", "q scaled beforehand", ("attention",), {"attention": op}).make()
-            statuses[head_dim, is_rounded] = judge(case, backend, SEEDS[0]).status
+            statuses[head_dim, is_rounded] = judge(case, backend, SEED).status
     assert statuses.pop((80, True)) is Status.FAIL
     assert set(statuses.values()) == {Status.PASS}
 
