@@ -27,6 +27,11 @@ QUANTIZATIONS = ("int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "fb
 POLICIES = ("fcfs", "priority")
 POOLINGS = ("mean", "cls", "last")
 MAX_BLOCK_SIZE = 256
+TOOL_CALL_PARSERS = (
+    "auto", "none", "gpt_oss", "deepseek_v3", "qwen3_coder", "mistral", "hermes", "pythonic", "llama3_json", "gemma",
+)  # fmt: skip
+REASONING_PARSERS = ("auto", "none", "gpt_oss", "mistral", "deepseek_r1", "qwen3", "granite")
+"""How models write calls and reasoning; core/serve/tools/registry.py reads them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +198,17 @@ class ServeConfig:
     )
     stall_seconds: float = option(
         120.0, "how long a step may take before /health turns red", kind=Kind.FLOAT, low=1, high=86400
+    )
+    tool_call_parser: str = option(
+        "auto", "how the model writes calls of tools; auto asks its chat template, none leaves them in the text",
+        choices=TOOL_CALL_PARSERS,
+    )  # fmt: skip
+    reasoning_parser: str = option(
+        "auto", "how the model marks its reasoning; auto asks its chat template, none leaves it in the text",
+        choices=REASONING_PARSERS,
+    )  # fmt: skip
+    trust_request_chat_template: bool = option(
+        False, "let requests bring a chat template of their own, which runs in a sandbox", kind=Kind.BOOL
     )
     allow_lora_updates: bool = option(
         False, "let clients load and unload adapters, from any path that the server can read", kind=Kind.BOOL

@@ -69,6 +69,7 @@ class SamplingParams:
         bad_words: strings that must not appear, in any tokenisation with or without a leading space.
         bad_words_token_ids: the same as token sequences; where a tokenizer is there, bad_words are added to it.
         skip_special_tokens: leave special tokens out of the text.
+        visible_special_token_ids: special tokens that stay in it all the same: a parser of the text needs them.
         logits_processors: callables applied in order to a request's row; in-process engines only.
         structured: the form that the whole reply must have; where it is complete, only EOS ids may follow.
     """
@@ -95,6 +96,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
+    visible_special_token_ids: tuple[int, ...] = ()
     logits_processors: tuple[LogitsProcessor, ...] = ()
     structured: StructuredOutput | None = None
 
@@ -102,7 +104,7 @@ class SamplingParams:
         # Accept what callers naturally write (a list, one string) and hold immutable values.
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
-        for name in ("stop_token_ids", "bad_words", "logits_processors"):
+        for name in ("stop_token_ids", "bad_words", "logits_processors", "visible_special_token_ids"):
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
         object.__setattr__(self, "bad_words_token_ids", tuple(tuple(ids) for ids in self.bad_words_token_ids or ()))
         if self.allowed_token_ids is not None:

@@ -117,22 +117,28 @@ class PromptReader:
             cache_salt=cache_salt,
         )
 
-    def read_chat(self, messages: Sequence[Message], **template_arguments: Any) -> list[int]:
-        """Token ids of a conversation, rendered by the model's chat template.
+    def read_chat(
+        self, messages: Sequence[Message], *, chat_template: str | None = None, **template_arguments: Any
+    ) -> list[int]:
+        """Token ids of a conversation, rendered by a chat template.
 
         Args:
             messages: oldest first.
+            chat_template: in place of the model's own.
             template_arguments: of `ChatTemplate.render`.
 
         Raises:
             InvalidRequest: the model generates no text, has no template, or the template refuses the conversation.
+            CheckpointError: the template that was given is too long or not valid jinja.
         """
-        from octavo.core.text.chat import encode_chat  # imports jinja2, which only chats need
+        from octavo.core.text.chat import chat_template_of, encode_chat  # imports jinja2, which only chats need
 
         self._check_generates()
-        text = self._chat_template.render(messages, **template_arguments)
+        tokenizer = self._tokenizer("messages")
+        template = self._chat_template if chat_template is None else chat_template_of(tokenizer, chat_template)
+        text = template.render(messages, **template_arguments)
         self._check_text_length(text, "messages")
-        return encode_chat(self._tokenizer("messages"), text)
+        return encode_chat(tokenizer, text)
 
     def _check_generates(self) -> None:
         if self._model.pooler is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
+from octavo.core.text.detokenizer import hidden_ids
 from octavo.core.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -36,7 +37,7 @@ class ChatLogprobs:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._tokenizer = tokenizer
         self._num_top = params.logprobs or 0
-        self._hidden = tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        self._hidden = hidden_ids(tokenizer, params)
 
     def json(self, choice: CompletionOutput) -> Json:
         """The `logprobs` object of a choice, or of a piece of one."""

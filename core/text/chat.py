@@ -36,6 +36,9 @@ MAX_RENDER_SECONDS = 10.0
 PART_SEPARATOR = "\n"
 """Put between the text parts of a message for templates that take plain strings."""
 
+OPEN_END = "\ufdd0end of the last message\ufdd0"
+"""Stands, while a template renders, where a message that is to be continued ends; its first character is no text's."""
+
 Message = Mapping[str, Any]
 """OpenAI's chat message: role, content (a string, None or a list of parts), and what the template knows besides."""
 
@@ -73,6 +76,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
@@ -81,6 +85,7 @@ class ChatTemplate:
         Args:
             messages: oldest first, at least one.
             add_generation_prompt: end with the words that begin the assistant's turn.
+            continue_final_message: end in the middle of the last message, behind the words it has.
             tools: OpenAI's tool definitions.
             variables: further variables of the template (`enable_thinking`, …).
 
@@ -90,6 +95,8 @@ class ChatTemplate:
         if not messages:
             raise InvalidRequest("messages is empty; give at least one message", field="messages")
         checked = [self._prepare(i, message) for i, message in enumerate(messages)]
+        if continue_final_message:
+            _leave_open(checked[-1], f"messages[{len(checked) - 1}]", add_generation_prompt=add_generation_prompt)
         given: dict[str, Any] = {
             **self._special_tokens,
             "messages": checked,
@@ -102,7 +109,8 @@ class ChatTemplate:
                     f"chat_template_kwargs may not set {name}, which the template gets anyway",
                     field="chat_template_kwargs",
                 )
-        return self._run(**given, **(variables or {}))
+        text = self._run(**given, **(variables or {}))
+        return _cut_open(text) if continue_final_message else text
 
     @cached_property
     def takes_parts(self) -> bool:
@@ -186,16 +194,17 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def chat_template_of(tokenizer: Tokenizer) -> ChatTemplate:
-    """The chat template of a model.
+def chat_template_of(tokenizer: Tokenizer, source: str | None = None) -> ChatTemplate:
+    """The chat template of a model, or another one for its tokenizer.
 
     Raises:
         InvalidRequest: the model has none.
         CheckpointError: it has one that can't be used.
     """
-    if tokenizer.chat_template is None:
+    source = tokenizer.chat_template if source is None else source
+    if source is None:
         raise InvalidRequest("this model has no chat template; use completions", field="messages")
-    return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+    return ChatTemplate(source, tokenizer.special_tokens)
 
 
 def encode_chat(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -207,6 +216,36 @@ def encode_chat(tokenizer: Tokenizer, text: str) -> list[int]:
         return ids
     start = next((i for i, token_id in enumerate(ids) if token_id != bos), len(ids))
     return [bos, *ids[start:]]
+
+
+def _leave_open(message: dict[str, Any], where: str, *, add_generation_prompt: bool) -> None:
+    """Mark where the words of a prepared message end. Raises InvalidRequest."""
+    if add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message goes on with the last message, add_generation_prompt begins one; give one of them",
+            field="continue_final_message",
+        )
+    content = message["content"]
+    if not content or message.get("tool_calls"):
+        raise InvalidRequest(
+            f"continue_final_message needs words to go on from, and no calls, in {where}",
+            field="continue_final_message",
+        )
+    if isinstance(content, str):
+        message["content"] = content + OPEN_END
+    else:
+        content[-1]["text"] += OPEN_END
+
+
+def _cut_open(text: str) -> str:
+    """A rendered conversation up to where the words of its last message end."""
+    place = text.rfind(OPEN_END)
+    if place < 0:
+        raise InvalidRequest(
+            "this model's chat template does not write the last message's words, so nothing can go on from them",
+            field="continue_final_message",
+        )
+    return text[:place]
 
 
 def _part_text(part: Any, where: str) -> str:

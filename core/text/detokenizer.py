@@ -12,7 +12,15 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 
+from octavo.core.base.params import SamplingParams
 from octavo.core.text.tokenizer import Tokenizer
+
+
+def hidden_ids(tokenizer: Tokenizer, params: SamplingParams) -> frozenset[int]:
+    """The tokens that a request leaves out of its text."""
+    if not params.skip_special_tokens:
+        return frozenset()
+    return tokenizer.special_ids.difference(params.visible_special_token_ids)
 
 
 class Detokenizer:
@@ -20,14 +28,16 @@ class Detokenizer:
 
     Args:
         tokenizer: whose ids.
-        skip_special_tokens: leave special tokens out of the text.
+        hidden_ids: tokens that are left out of the text; None: the special ones.
         continuation: the ids go on from a prompt. Then a leading space is part of the text; otherwise it is dropped
             where the tokenizer's full decode drops it (sentencepiece with a space put before every text).
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, continuation: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, hidden_ids: frozenset[int] | None = None, continuation: bool = False
+    ) -> None:
         self._token_bytes = tokenizer.token_bytes
-        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._hidden = tokenizer.special_ids if hidden_ids is None else hidden_ids
         self._strip_next = tokenizer.strips_leading_space and not continuation
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 

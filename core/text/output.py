@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.core.base.params import SamplingParams
-from octavo.core.text.detokenizer import Detokenizer
+from octavo.core.text.detokenizer import Detokenizer, hidden_ids
 from octavo.core.text.stop import StopMatcher
 from octavo.core.text.tokenizer import Tokenizer
 
@@ -21,7 +21,7 @@ class OutputText:
 
     Args:
         tokenizer: whose ids.
-        params: stop, include_stop_str_in_output, min_tokens and skip_special_tokens are read.
+        params: stop, include_stop_str_in_output, min_tokens and what says which special tokens stay are read.
         continuation: the ids go on from a prompt (see Detokenizer).
 
     Attributes:
@@ -29,9 +29,7 @@ class OutputText:
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, continuation: bool = True) -> None:
-        self._detokenizer = Detokenizer(
-            tokenizer, skip_special_tokens=params.skip_special_tokens, continuation=continuation
-        )
+        self._detokenizer = Detokenizer(tokenizer, hidden_ids=hidden_ids(tokenizer, params), continuation=continuation)
         self._stop = StopMatcher(params.stop, include_stop=params.include_stop_str_in_output)
         self._min_tokens = params.min_tokens
         self._parts: list[str] = []

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.text.detokenizer import Detokenizer
+from octavo.core.base.params import SamplingParams
+from octavo.core.text.detokenizer import Detokenizer, hidden_ids
 
 
 def stream(tokenizer, ids, cuts=None, **options):
@@ -41,7 +42,14 @@ def test_space_led_words_keep_their_space(gemma, spaced):
 def test_special_tokens_are_left_out_or_shown(smollm2):
     ids = [1, 35542, 2]
     assert "".join(stream(smollm2, ids)) == "ABC"
-    assert "".join(stream(smollm2, ids, skip_special_tokens=False)) == "<|im_start|>ABC<|im_end|>"
+    assert "".join(stream(smollm2, ids, hidden_ids=frozenset())) == "<|im_start|>ABC<|im_end|>"
+
+
+def test_some_special_tokens_may_stay(smollm2):
+    params = SamplingParams(visible_special_token_ids=[1])
+    assert "".join(stream(smollm2, [1, 35542, 2], hidden_ids=hidden_ids(smollm2, params))) == "<|im_start|>ABC"
+    assert hidden_ids(smollm2, params.with_(skip_special_tokens=False)) == frozenset()
+    assert hidden_ids(smollm2, SamplingParams()) == smollm2.special_ids
 
 
 @given(data=st.data())
@@ -52,7 +60,7 @@ def test_any_ids_in_any_pieces(request, name, data):
     ids = data.draw(st.lists(parts, max_size=20))
     cuts = data.draw(st.lists(st.integers(1, 4), max_size=20))
     for skip in (True, False):
-        deltas = stream(tokenizer, ids, cuts, skip_special_tokens=skip)
+        deltas = stream(tokenizer, ids, cuts, hidden_ids=None if skip else frozenset())
         assert "".join(deltas) == tokenizer.decode(ids, skip)
 
 
@@ -66,7 +74,7 @@ def test_500_sequences_of_invalid_tokens_eight_at_once(smollm2, hf_smollm2):
             [rng.choice(invalid) if rng.random() < 0.8 else rng.randrange(smollm2.vocab_size) for _ in range(30)]
             for _ in range(8)
         ]
-        detokenizers = [Detokenizer(smollm2, skip_special_tokens=False) for _ in sequences]
+        detokenizers = [Detokenizer(smollm2, hidden_ids=frozenset()) for _ in sequences]
         texts = [""] * 8
         for step in range(30):
             for i, detokenizer in enumerate(detokenizers):

@@ -63,6 +63,18 @@ class ToolParser(Protocol):
         """The text is over; what was held back."""
 
 
+class PlainText:
+    """Where nothing is to be looked for: all is text."""
+
+    def feed(self, text: str) -> list[Delta]:
+        """See ToolParser."""
+        return [TextDelta(text)] if text else []
+
+    def finish(self) -> list[Delta]:
+        """See ToolParser."""
+        return []
+
+
 class Chain:
     """Two parsers, one after the other: what is text to the first is read by the second."""
 

@@ -16,7 +16,7 @@ from functools import partial
 from octavo.core.serve.tools import deepseek, gemma, harmony, hermes, llama3_json, mistral, pythonic, qwen3_coder
 from octavo.core.serve.tools.calls import Tools
 from octavo.core.serve.tools.cursor import Cursor, CursorParser, Steps
-from octavo.core.serve.tools.deltas import Chain, ToolParser
+from octavo.core.serve.tools.deltas import Chain, PlainText, ToolParser
 from octavo.core.serve.tools.thinking import Thinking
 
 AUTO = "auto"
@@ -105,20 +105,28 @@ class ReplyFormat:
         return cls(_chosen(calls, signs, template or ""), _chosen(reasoning, reasoning_signs, template or ""))
 
     @property
-    def markers(self) -> tuple[str, ...]:
+    def thinking(self) -> Thinking | None:
+        """How reasoning is marked; None where it is not, or where one parser reads all."""
+        return None if self.reasoning is None else REASONING_FORMATS[self.reasoning][0]
+
+    def markers(self, *, with_calls: bool) -> tuple[str, ...]:
         """What must stay in the text though it be a special token."""
-        thinking = None if self.reasoning is None else REASONING_FORMATS[self.reasoning][0]
+        thinking = self.thinking
         marks = () if thinking is None else (*thinking.opens, *thinking.closes)
-        formats = (HARMONY,) if self.is_harmony else (self.calls,)
-        return (*marks, *(marker for name in formats if name is not None for marker in CALL_FORMATS[name].markers))
+        name = HARMONY if self.is_harmony else self.calls if with_calls else None
+        return marks if name is None else (*marks, *CALL_FORMATS[name].markers)
 
     @property
     def is_harmony(self) -> bool:
         """Whether one parser reads all."""
         return HARMONY in (self.calls, self.reasoning)
 
-    def open_parser(self, tools: Tools | None, prompt_end: str) -> ToolParser | None:
-        """A parser for one choice; None when its text needs none.
+    def end_of(self, said: str) -> str:
+        """What stands for the end of a prompt that ends in the middle of a reply, of which `said` is there."""
+        return "" if self.thinking is None else self.thinking.end_of(said)
+
+    def open_parser(self, tools: Tools | None, prompt_end: str) -> ToolParser:
+        """A parser for one choice.
 
         Args:
             tools: the request's; None when it may call none.
@@ -127,13 +135,13 @@ class ReplyFormat:
         if self.is_harmony:
             return CursorParser(lambda cursor: harmony.harmony(cursor, tools), long_id)
         found: list[ToolParser] = []
-        thinking = None if self.reasoning is None else REASONING_FORMATS[self.reasoning][0]
+        thinking = self.thinking
         if thinking is not None:
             found.append(CursorParser(partial(thinking.split, inside=thinking.begins_inside(prompt_end)), long_id))
         if tools is not None and self.calls is not None:
             form = CALL_FORMATS[self.calls]
             found.append(CursorParser(lambda cursor: form.syntax(cursor, tools), form.new_id))
-        return Chain(*found) if len(found) == 2 else found[0] if found else None
+        return Chain(*found) if len(found) == 2 else found[0] if found else PlainText()
 
 
 def _chosen(name: str, signs: Mapping[str, tuple[str, ...]], template: str) -> str | None:

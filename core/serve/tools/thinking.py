@@ -36,6 +36,11 @@ class Thinking:
         end = prompt_end.rstrip()
         return not end.endswith(self.closes) if self.always else end.endswith(self.opens)
 
+    def end_of(self, said: str) -> str:
+        """What stands for the end of a prompt that ends in the middle of a reply, of which `said` is there."""
+        opened, closed = (max(map(said.rfind, marks)) for marks in (self.opens, self.closes))
+        return self.opens[0] if opened > closed else self.closes[0]
+
     def split(self, cursor: Cursor, *, inside: bool) -> Steps[None]:
         """Read a reply."""
         start = cursor.at

@@ -1,0 +1,136 @@
+"""One turn of a conversation, from messages and tools to what the engine is given and how its reply is read.
+
+    messages ─┐                          ┌─▶ token_ids ──▶ engine
+    tools ────┼─▶ read_turn ──▶ ChatTurn ┼─▶ params ─────▶ engine     with what the parsers need: visible markers,
+    params ───┘                          │                            and a form where calls are demanded
+                                         └─▶ open_parser() ─────────▶ one for each choice: text, reasoning, calls
+
+Every API that talks (chat completions, Responses, Messages) reads its turns here, so that they agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.core.base.errors import InvalidRequest
+from octavo.core.base.params import SamplingParams
+from octavo.core.engine.prompts import Message
+from octavo.core.serve.serving import Serving
+from octavo.core.serve.tools.calls import Tools
+from octavo.core.serve.tools.choice import ToolChoice, ToolUse, read_choice
+from octavo.core.serve.tools.deltas import ToolParser
+from octavo.core.serve.tools.registry import ReplyFormat
+from octavo.core.text.tokenizer import Tokenizer
+
+END_TOKENS = 32
+"""Of a prompt, whose text tells whether the reply begins as reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """See the module.
+
+    Attributes:
+        token_ids: of the prompt.
+        params: what the engine is asked for.
+        form: how the reply is written.
+        tools: that the reply may call; None: nothing in it is a call.
+        prompt_end: the last text of the prompt, or what stands for it where the reply goes on with a message.
+    """
+
+    token_ids: list[int]
+    params: SamplingParams
+    form: ReplyFormat
+    tools: Tools | None
+    prompt_end: str
+
+    def open_parser(self) -> ToolParser:
+        """A parser for one choice."""
+        return self.form.open_parser(self.tools, self.prompt_end)
+
+
+async def read_turn(
+    serving: Serving,
+    messages: Sequence[Message],
+    params: SamplingParams,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: ToolChoice = None,
+    parallel_tool_calls: bool = True,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    chat_template: str | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> ChatTurn:
+    """Read a conversation.
+
+    Args:
+        messages: in the form of OpenAI's chat completions.
+        params: what the request asks of the sampler.
+        tools, tool_choice: in the same form.
+        parallel_tool_calls: with False, a reply that must call makes one call.
+        add_generation_prompt, continue_final_message, variables: of `ChatTemplate.render`.
+        chat_template: in place of the model's own, where the server allows it.
+
+    Raises:
+        InvalidRequest: naming the field.
+    """
+    use = read_choice(tools, tool_choice)
+    engine = serving.engine
+    source = _template_source(serving, chat_template)
+    form = ReplyFormat.of(serving.settings.tool_call_parser, serving.settings.reasoning_parser, source)
+    if use.offered:
+        _check_offer(source)
+    if use.must_call and parallel_tool_calls in (True, False):  # until calls can be demanded at all
+        raise InvalidRequest("tool_choice may be auto or none in this version", field="tool_choice")
+    token_ids = await engine.read_chat(
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        chat_template=chat_template,
+        tools=use.offered,
+        variables=variables,
+    )
+    assert engine.tokenizer is not None  # it has just read the chat
+    if continue_final_message:
+        prompt_end = form.end_of(_words(messages[-1]))
+    else:
+        prompt_end = engine.tokenizer.decode(token_ids[-END_TOKENS:], skip_special_tokens=False)
+    visible = _visible_ids(engine.tokenizer, form, use)
+    params = params.with_(visible_special_token_ids=(*params.visible_special_token_ids, *visible))
+    return ChatTurn(token_ids, params, form, use.callable, prompt_end)
+
+
+def _template_source(serving: Serving, given: str | None) -> str | None:
+    """The template that a request is rendered by; None where the model has none."""
+    if given is None:
+        return None if serving.engine.tokenizer is None else serving.engine.tokenizer.chat_template
+    if not serving.settings.trust_request_chat_template:
+        raise InvalidRequest(
+            "chat_template is taken only by a server that runs with --trust-request-chat-template; leave it out",
+            field="chat_template",
+        )
+    return given
+
+
+def _check_offer(source: str | None) -> None:
+    if source is not None and "tools" not in source:
+        raise InvalidRequest(
+            "this model's chat template takes no tools, so it would never hear of them; leave tools out, "
+            "or say tool_choice none",
+            field="tools",
+        )
+
+
+def _visible_ids(tokenizer: Tokenizer, form: ReplyFormat, use: ToolUse) -> list[int]:
+    """Special tokens that the parser must see."""
+    found = map(tokenizer.token_id, form.markers(with_calls=use.callable is not None))
+    return [token_id for token_id in found if token_id in tokenizer.special_ids]
+
+
+def _words(message: Message) -> str:
+    """What a message that is to be continued says."""
+    content = message.get("content")
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
