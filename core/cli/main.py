@@ -33,6 +33,7 @@ COMMANDS = {
     "serve": Command("serve", "answer over HTTP as OpenAI's API does"),
     "chat": Command("chat", "talk with a model that is being served"),
     "complete": Command("complete", "continue a text with a model that is being served"),
+    "run-batch": Command("run_batch", "answer a file of requests, without a server"),
     "plan": Command("plan", "tell what fits in memory, before loading anything"),
     "bench": Command("bench", "measure throughput or latency"),
     "bench serve": Command("bench_serve", "measure a server under load"),
