@@ -145,6 +145,11 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"messages[{index}] has no role; give system, user, assistant or tool", field=f"messages[{index}].role"
             )
+        if message["role"] == "function" or message.get("function_call"):
+            raise InvalidRequest(
+                f"messages[{index}] has the older form of calls; give tool_calls, and results with the role tool",
+                field=f"messages[{index}]",
+            )
         content = message.get("content")
         if content is None and message["role"] in ("system", "developer", "user"):
             raise InvalidRequest(

@@ -27,7 +27,7 @@ def joined(stream: Any) -> dict[int, dict[str, Any]]:
             is_first = choice.index not in choices
             so_far = choices[choice.index]
             assert choice.delta.role == ("assistant" if is_first else None)
-            so_far["content"] += choice.delta.content
+            so_far["content"] += choice.delta.content or ""
             so_far["finish_reason"] = choice.finish_reason
             so_far["logprobs"] += choice.logprobs.model_dump()["content"] if choice.logprobs else []
     return dict(choices)

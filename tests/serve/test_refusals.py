@@ -249,12 +249,7 @@ def test_a_huge_prompt_is_refused_soon_while_all_else_goes_on(server: Server, ki
         ("completions", "suffix", "end"),
         ("completions", "best_of", 3),
         ("completions", "truncate_prompt_tokens", 5),
-        ("chat/completions", "tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("chat/completions", "tool_choice", "required"),
-        ("chat/completions", "functions", [{"name": "f"}]),
         ("chat/completions", "modalities", ["text", "audio"]),
-        ("chat/completions", "chat_template", "{{ messages }}"),
-        ("chat/completions", "continue_final_message", True),
     ],
 )
 def test_what_can_not_be_honoured_is_refused(server: Server, path: str, name: str, value: Any) -> None:

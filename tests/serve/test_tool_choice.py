@@ -67,5 +67,5 @@ def test_wrong_choices_are_refused(tools: Any, choice: Any, field: str) -> None:
 
 
 def test_the_options_name_every_parser() -> None:
-    assert TOOL_CALL_PARSERS == ("auto", "none", *CALL_FORMATS)
-    assert REASONING_PARSERS == ("auto", "none", *REASONING_FORMATS)
+    assert ("auto", "none", *CALL_FORMATS) == TOOL_CALL_PARSERS
+    assert ("auto", "none", *REASONING_FORMATS) == REASONING_PARSERS

@@ -1,13 +1,21 @@
-"""Engine outputs as the JSON of /v1/chat/completions."""
+"""Engine outputs as the JSON of /v1/chat/completions.
+
+    text of choice i ──▶ its own parser ──▶ content, reasoning, tool_calls
+    tokens of choice i ──▶ logprobs, which tell of all tokens, those of marks and calls too
+
+A choice's first chunk tells the role and nothing else. A piece whose text is held back, since it may become a call, is
+a chunk only if it brings logprobs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from octavo.core.base.params import SamplingParams
+from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine.outputs import CompletionOutput, RequestOutput
 from octavo.core.serve.logprobs import ChatLogprobs
 from octavo.core.serve.replies import DONE, Json, Usage, event, failed_chunks, head, usage_of
+from octavo.core.serve.tools.message import ChoiceMessage
 from octavo.core.text.tokenizer import Tokenizer
 
 
@@ -18,33 +26,39 @@ class ChatReply:
         model: the served name.
         tokenizer: writes logprobs as text and bytes.
         params: of the conversation.
+        open_message: makes the message of a choice.
+        echoed: comes before each choice's content.
         include_usage: a stream ends with a chunk of usage.
     """
 
-    def __init__(self, model: str, tokenizer: Tokenizer, params: SamplingParams, *, include_usage: bool) -> None:
+    def __init__(
+        self,
+        model: str,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        open_message: Callable[[], ChoiceMessage],
+        *,
+        echoed: str = "",
+        include_usage: bool,
+    ) -> None:
         self._head = head("chatcmpl", "chat.completion", model)
         self._chunk_head = {**self._head, "object": "chat.completion.chunk"}
         self._logprobs = None if params.logprobs is None else ChatLogprobs(tokenizer, params)
-        self._started: set[int] = set()
+        self._open_message = open_message
+        self._messages: dict[int, ChoiceMessage] = {}
+        self._echoed = echoed
         self._include_usage = include_usage
         self._usage = Usage()
 
     def body(self, outputs: Sequence[RequestOutput]) -> Json:
         """See Reply."""
-        choices = [
-            self._choice(choice, "message", {"role": "assistant", "content": choice.text, "refusal": None})
-            for output in outputs
-            for choice in output.outputs
-        ]
+        choices = [self._whole(choice) for output in outputs for choice in output.outputs]
         return {**self._head, "choices": choices, "usage": usage_of(outputs).json()}
 
     def events(self, prompt_index: int, piece: RequestOutput) -> bytes:
-        """See Reply. A choice's first chunk names the role."""
+        """See Reply."""
         self._usage.add(prompt_index, piece)
-        return b"".join(
-            event({**self._chunk_head, "choices": [self._choice(choice, "delta", self._delta(choice))]})
-            for choice in piece.outputs
-        )
+        return b"".join(self._chunks(choice) for choice in piece.outputs)
 
     def end(self) -> bytes:
         """See Reply."""
@@ -55,17 +69,47 @@ class ChatReply:
         """See Reply."""
         return failed_chunks(error)
 
-    def _delta(self, choice: CompletionOutput) -> Json:
-        if choice.index in self._started:
-            return {"content": choice.text}
-        self._started.add(choice.index)
-        return {"role": "assistant", "content": choice.text}
+    def _whole(self, choice: CompletionOutput) -> Json:
+        message = self._open_message()
+        written = message.message(choice.text)
+        if self._echoed:
+            written["content"] = self._echoed + (written["content"] or "")
+        return self._choice(choice, "message", written, finish_reason(choice, message))
 
-    def _choice(self, choice: CompletionOutput, name: str, text: Json) -> Json:
+    def _chunks(self, choice: CompletionOutput) -> bytes:
+        """The chunks of what a choice gained."""
+        events = b""
+        message = self._messages.get(choice.index)
+        if message is None:
+            message = self._messages[choice.index] = self._open_message()
+            events = event(self._chunk_of(_role_of(choice, self._echoed)))
+        gained = message.delta(choice.text, ended=choice.finish_reason is not None)
+        if gained or choice.finish_reason is not None or (self._logprobs is not None and choice.token_ids):
+            events += event(self._chunk_of(self._choice(choice, "delta", gained, finish_reason(choice, message))))
+        return events
+
+    def _chunk_of(self, choice: Json) -> Json:
+        return {**self._chunk_head, "choices": [choice]}
+
+    def _choice(self, choice: CompletionOutput, name: str, text: Json, finished: str | None) -> Json:
         return {
             "index": choice.index,
             name: text,
             "logprobs": None if self._logprobs is None else self._logprobs.json(choice),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": finished,
             "stop_reason": choice.stop_reason,
         }
+
+
+def finish_reason(choice: CompletionOutput, message: ChoiceMessage) -> str | None:
+    """Why a choice ended, by one rule for whole replies and streams.
+
+    tool_calls only where it ended by itself and a call was given; length where a limit cut it, calls or not.
+    """
+    return "tool_calls" if choice.finish_reason is FinishReason.STOP and message.num_calls else choice.finish_reason
+
+
+def _role_of(choice: CompletionOutput, echoed: str) -> Json:
+    """The first chunk of a choice."""
+    delta = {"role": "assistant", "content": echoed}
+    return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}

@@ -17,6 +17,7 @@ from typing import Any
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.params import SamplingParams
 from octavo.core.engine.prompts import Message
+from octavo.core.serve.chat.schema import ChatCompletionRequest
 from octavo.core.serve.serving import Serving
 from octavo.core.serve.tools.calls import Tools
 from octavo.core.serve.tools.choice import ToolChoice, ToolUse, read_choice
@@ -81,8 +82,7 @@ async def read_turn(
     engine = serving.engine
     source = _template_source(serving, chat_template)
     form = ReplyFormat.of(serving.settings.tool_call_parser, serving.settings.reasoning_parser, source)
-    if use.offered:
-        _check_offer(source)
+    _check_template(source, use, variables)
     if use.must_call and parallel_tool_calls in (True, False):  # until calls can be demanded at all
         raise InvalidRequest("tool_choice may be auto or none in this version", field="tool_choice")
     token_ids = await engine.read_chat(
@@ -103,6 +103,23 @@ async def read_turn(
     return ChatTurn(token_ids, params, form, use.callable, prompt_end)
 
 
+async def turn_of(serving: Serving, body: ChatCompletionRequest) -> ChatTurn:
+    """The turn that a body of chat completions asks for. Raises InvalidRequest."""
+    body.refuse_unsupported()
+    return await read_turn(
+        serving,
+        body.messages,
+        body.sampling_params(),
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.allows_several_calls,
+        add_generation_prompt=body.begins_turn,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template=body.chat_template,
+        variables=body.template_variables(),
+    )
+
+
 def _template_source(serving: Serving, given: str | None) -> str | None:
     """The template that a request is rendered by; None where the model has none."""
     if given is None:
@@ -115,13 +132,15 @@ def _template_source(serving: Serving, given: str | None) -> str | None:
     return given
 
 
-def _check_offer(source: str | None) -> None:
-    if source is not None and "tools" not in source:
-        raise InvalidRequest(
-            "this model's chat template takes no tools, so it would never hear of them; leave tools out, "
-            "or say tool_choice none",
-            field="tools",
-        )
+def _check_template(source: str | None, use: ToolUse, variables: Mapping[str, Any] | None) -> None:
+    """Refuse what the template would pass over. A model without a template is refused where it is asked for."""
+    asked = {"tools": bool(use.offered), "documents": bool((variables or {}).get("documents"))}
+    for name, is_asked in asked.items():
+        if is_asked and source is not None and name not in source:
+            raise InvalidRequest(
+                f"this model's chat template takes no {name}, so the model would never hear of them; leave {name} out",
+                field=name,
+            )
 
 
 def _visible_ids(tokenizer: Tokenizer, form: ReplyFormat, use: ToolUse) -> list[int]:

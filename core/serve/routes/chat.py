@@ -6,8 +6,10 @@ from fastapi import FastAPI, Request, Response
 
 from octavo.core.serve.chat.reply import ChatReply
 from octavo.core.serve.chat.schema import ChatCompletionRequest
+from octavo.core.serve.chat.turn import turn_of
 from octavo.core.serve.generation import answer
 from octavo.core.serve.serving import Serving
+from octavo.core.serve.tools.message import ChoiceMessage
 
 
 def install(app: FastAPI, serving: Serving) -> None:
@@ -18,11 +20,19 @@ def install(app: FastAPI, serving: Serving) -> None:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Reply to a conversation."""
         adapter = serving.adapter_of(body.model)
-        body.refuse_unsupported()
-        params = body.sampling_params()
-        token_ids = await engine.read_chat(
-            body.messages, add_generation_prompt=body.add_generation_prompt, variables=body.chat_template_kwargs
-        )
+        turn = await turn_of(serving, body)
+
+        def open_message() -> ChoiceMessage:
+            parser = turn.open_parser()
+            return ChoiceMessage(parser, parallel=body.allows_several_calls, reasoning=body.shows_reasoning)
+
         assert engine.tokenizer is not None  # it has just read the chat
-        reply = ChatReply(body.model, engine.tokenizer, params, include_usage=body.includes_usage)
-        return await answer(engine, request, body, [token_ids], params, reply, adapter)
+        reply = ChatReply(
+            body.model,
+            engine.tokenizer,
+            turn.params,
+            open_message,
+            echoed=body.echoed(),
+            include_usage=body.includes_usage,
+        )
+        return await answer(engine, request, body, [turn.token_ids], turn.params, reply, adapter)
