@@ -2,6 +2,8 @@
 
     routes/completions.py  POST /v1/completions
     routes/chat.py         POST /v1/chat/completions
+    routes/responses.py    POST /v1/responses
+    routes/messages.py     POST /v1/messages, /v1/messages/count_tokens
     routes/pooling.py      POST /v1/embeddings, /v1/classify, /v1/score, /v1/rerank
     routes/adapters.py     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
     routes/models.py       GET  /v1/models
@@ -25,12 +27,14 @@ from octavo.core.serve import failures
 from octavo.core.serve.body import JsonRoute
 from octavo.core.serve.door import Door
 from octavo.core.serve.request_ids import RequestIds
-from octavo.core.serve.routes import adapters, chat, completions, health, models, pooling
+from octavo.core.serve.routes import adapters, chat, completions, health, messages, models, pooling, responses
 from octavo.core.serve.serving import Serving
 
 ROUTES: Sequence[Callable[[FastAPI, Serving], None]] = (
     completions.install,
     chat.install,
+    responses.install,
+    messages.install,
     pooling.install,
     adapters.install,
     models.install,

@@ -21,6 +21,8 @@ from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve.api import create_app
 from octavo.core.serve.launch import listen
 from tests.fakes.chains import save_chains
+from tests.fakes.scripted_chat import save_scripted_chat
+from tests.serve.scripts import SCRIPTS
 
 MAX_MODEL_LEN = 2048
 OPTIONS: dict[str, Any] = {"num_threads": 1, "progress": False, "max_model_len": MAX_MODEL_LEN, "num_kv_blocks": 1000}
@@ -155,9 +157,21 @@ def server(chain_model: Path) -> Iterator[Server]:
         made.stop()
 
 
+@pytest.fixture(scope="package")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A model that thinks and calls tools as tests.serve.scripts lays down."""
+    made = Server(str(save_scripted_chat(tmp_path_factory.mktemp("scripted"), SCRIPTS)), max_num_seqs=4)
+    made.start()
+    try:
+        made.wait_ready()
+        yield made
+    finally:
+        made.stop()
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
     """After each test that used the server, no request and no block is left in its engine."""
     yield
-    if "server" in request.fixturenames:
-        request.getfixturevalue("server").wait_idle()
+    for name in {"server", "scripted"} & set(request.fixturenames):
+        request.getfixturevalue(name).wait_idle()
