@@ -7,7 +7,7 @@ OctavoError
 │   ├── CheckpointError       a model directory or file that can't be loaded        (exit 2)
 │   ├── ModelNotFound         no such model, locally or on the hub                  (exit 2, HTTP 404)
 │   └── InvalidRequest        one request is wrong; the engine goes on              (HTTP 400)
-│       └── NeverFits         the request can never fit the KV pool, however long it waits
+│       └── NeverFits         the request can never fit the KV pool or the context, however long it waits
 ├── UnsupportedOp             a backend was asked for an op it said it doesn't support
 ├── RankLost                  a rank of a group ended or did not answer; its communicator is of no more use
 ├── RequestFailed             one request failed while running (NaN logits, …); the engine goes on
@@ -54,7 +54,7 @@ class InvalidRequest(UserError):
 
 
 class NeverFits(InvalidRequest):
-    """The request needs more KV blocks than the pool has in all."""
+    """The request needs more KV blocks than the pool has in all, or more tokens than the context."""
 
 
 class UnsupportedOp(OctavoError):

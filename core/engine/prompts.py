@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from octavo.core.base.errors import InvalidRequest
+from octavo.core.base.errors import InvalidRequest, NeverFits
 from octavo.core.base.lora import LoRARequest
 from octavo.core.base.params import SamplingParams
 from octavo.core.base.structured import FIELD
@@ -169,7 +169,7 @@ class PromptReader:
         if len(text) <= limit:
             return
         if len(text) > limit * self._longest_token_bytes:
-            raise InvalidRequest(
+            raise NeverFits(
                 f"{field} has {len(text)} characters, which is more than max_model_len {limit} tokens can hold; "
                 "shorten it",
                 field=field,

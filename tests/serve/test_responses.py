@@ -176,6 +176,32 @@ def test_max_output_tokens_leaves_it_incomplete(scripted: Server) -> None:
     assert [item["type"] for item in cut["output"]] == ["message"]
 
 
+def turns(num_words: int) -> list[Any]:
+    """A conversation of ten turns, the last of which asks for `plain`."""
+    said = {"role": "assistant", "content": "Yes"}
+    asked = [{"role": "user", "content": "word " * num_words} for _ in range(9)]
+    return [*(item for each in asked for item in (each, said)), {"role": "user", "content": "Say plain"}]
+
+
+@pytest.mark.parametrize("num_words", [300, 100_000])
+def test_truncation_leaves_out_the_oldest_turns(scripted: Server, num_words: int) -> None:
+    fields: dict[str, Any] = {"instructions": "Be kind.", "max_output_tokens": 60}
+    last = ask(scripted, "Say plain", **fields).usage.input_tokens
+    reply = ask(scripted, turns(num_words), truncation="auto", **fields)
+    assert (reply.output_text, reply.truncation) == ("Hello world!", "auto")
+    kept = (2048 - 60 - last) // (num_words + 3)  # words, two roles, and what the assistant said
+    assert reply.usage.input_tokens == last + kept * (num_words + 3)
+    error = scripted.refusal("responses", input=turns(num_words), **fields)
+    assert "max_model_len" in error["message"]
+    alone = scripted.refusal("responses", input=turns(num_words)[:1] * 3, truncation="auto", max_output_tokens=2000)
+    assert "max_model_len" in alone["message"]
+
+
+def test_truncation_leaves_out_nothing_that_fits(scripted: Server) -> None:
+    sizes = {ask(scripted, turns(20), truncation=each).usage.input_tokens for each in ("auto", "disabled")}
+    assert len(sizes) == 1
+
+
 def test_text_has_the_form_asked_for(server: Server) -> None:
     schema = {
         "type": "object",

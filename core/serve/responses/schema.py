@@ -94,6 +94,11 @@ class ResponsesRequest(CheckedRequest):
     chat_template_kwargs: Json | None = None
 
     @property
+    def allows_several_calls(self) -> bool:
+        """Whether a reply may hold more calls than one."""
+        return self.parallel_tool_calls is not False
+
+    @property
     def wants_logprobs(self) -> bool:
         """Whether text comes with its tokens' logprobs."""
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
@@ -153,7 +158,7 @@ class ResponsesRequest(CheckedRequest):
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": None,
             "metadata": self.metadata or {},
-            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "parallel_tool_calls": self.allows_several_calls,
             "previous_response_id": None,
             "prompt_cache_key": self.prompt_cache_key,
             "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},

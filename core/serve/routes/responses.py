@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import FastAPI, Request, Response
 
 from octavo.core.serve.blocks import BlockReader
-from octavo.core.serve.chat.turn import read_turn
+from octavo.core.serve.chat.turn import ChatTurn, read_turn
 from octavo.core.serve.generation import answer
 from octavo.core.serve.responses.input import read_input
 from octavo.core.serve.responses.reply import ResponsesReply
 from octavo.core.serve.responses.schema import ResponsesRequest
 from octavo.core.serve.responses.tools import chat_tools
+from octavo.core.serve.responses.truncation import read_newest
 from octavo.core.serve.serving import Serving
 from octavo.core.serve.wording import worded
 
@@ -34,20 +37,26 @@ def install(app: FastAPI, serving: Serving) -> None:
         """Reply to a conversation of items. Nothing is kept."""
         adapter = serving.adapter_of(body.model)
         body.check()
-        tools, choice = chat_tools(body.tools, body.tool_choice)
-        chat = read_input(body.instructions, body.input)
-        parallel = body.parallel_tool_calls is not False
         with worded(WORDS):
-            turn = await read_turn(
-                serving,
-                chat,
-                body.sampling_params(),
-                tools=tools,
-                tool_choice=choice,
-                parallel_tool_calls=parallel,
-                variables=body.template_variables(),
-            )
+            turn = await _read(serving, body)
             assert engine.tokenizer is not None  # it has just read the chat
-            reader = BlockReader(turn.open_parser(), parallel=parallel)
+            reader = BlockReader(turn.open_parser(), parallel=body.allows_several_calls)
             reply = ResponsesReply(body.model, body.echo(), reader, engine.tokenizer, turn.params)
             return await answer(engine, request, body, [turn.token_ids], turn.params, reply, adapter)
+
+
+async def _read(serving: Serving, body: ResponsesRequest) -> ChatTurn:
+    tools, choice = chat_tools(body.tools, body.tool_choice)
+    chat = read_input(body.instructions, body.input)
+    read = partial(
+        read_turn,
+        serving,
+        params=body.sampling_params(),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=body.allows_several_calls,
+        variables=body.template_variables(),
+    )
+    if body.truncation != "auto":
+        return await read(chat)
+    return await read_newest(read, chat, serving.engine.max_model_len - (body.max_output_tokens or 1))
