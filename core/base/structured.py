@@ -36,6 +36,7 @@ class StructuredOutput:
         grammar: the reply is what this grammar derives from its rule `start` (Lark) or `root` (EBNF with `::=`).
         structural_tag: free text in which certain words begin a part with a schema; JSON or its text:
             {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}.
+        frame: besides one of these, a Lark grammar of the whole reply, in which `@form` stands for it.
     """
 
     json_schema: str | bool | dict[str, Any] | None = None
@@ -44,18 +45,20 @@ class StructuredOutput:
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     structural_tag: str | dict[str, Any] | None = None
+    frame: str | None = None
 
     def __post_init__(self) -> None:
-        given = [each.name for each in fields(self) if getattr(self, each.name) not in (None, False)]
+        forms = [each.name for each in fields(self) if each.name != "frame"]
+        given = [name for name in forms if getattr(self, name) not in (None, False)]
         if self.json_schema is False and not given:
             raise InvalidRequest("json_schema is false, which allows no reply at all; give a schema", field=FIELD)
         if len(given) != 1:
             named = ", ".join(given) or "none"
             raise InvalidRequest(
-                f"structured output takes exactly one of {', '.join(each.name for each in fields(self))}; "
-                f"given: {named}",
-                field=FIELD,
+                f"structured output takes exactly one of {', '.join(forms)}; given: {named}", field=FIELD
             )
+        if self.frame is not None:
+            _check_text("frame", self.frame)
         if given == ["choice"]:
             self._read_choice()
         elif given[0] in ("json_schema", "structural_tag"):
@@ -63,10 +66,8 @@ class StructuredOutput:
         elif given == ["json_object"]:
             if self.json_object is not True:
                 raise InvalidRequest("json_object must be true or false", field=FIELD)
-        elif not isinstance(text := getattr(self, given[0]), str) or not text.strip():
-            raise InvalidRequest(f"{given[0]} must be a text that is not empty", field=FIELD)
         else:
-            _check_chars(given[0], text)
+            _check_text(given[0], getattr(self, given[0]))
 
     def _read_choice(self) -> None:
         if not isinstance(self.choice, (list, tuple)) or not all(
@@ -111,6 +112,12 @@ def _inside(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 def _too_deep(name: str) -> str:
     return f"{name} is nested deeper than {MAX_FORM_DEPTH} levels; flatten it, with $ref and $defs for example"
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidRequest(f"{name} must be a text that is not empty", field=FIELD)
+    _check_chars(name, value)
 
 
 def _check_chars(name: str, text: str) -> None:

@@ -40,6 +40,17 @@ def grammar_of(structured: StructuredOutput, special_texts: Collection[str]) -> 
     Raises:
         InvalidRequest: the form can't be honoured; what is wrong inside a grammar shows when it is compiled.
     """
+    grammar = _grammar_of_form(structured, special_texts)
+    return grammar if structured.frame is None else _framed(structured.frame, grammar)
+
+
+def _framed(frame: str, grammar: str) -> str:
+    """A grammar in the place of `@form` in another one. Both are Lark, or lists that hold one grammar."""
+    form = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
+    return json.dumps({"grammars": [{"lark_grammar": frame}, {**form, "name": "form"}]})
+
+
+def _grammar_of_form(structured: StructuredOutput, special_texts: Collection[str]) -> str:
     from llguidance import LLMatcher
 
     if structured.json_object:

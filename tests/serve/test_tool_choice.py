@@ -34,7 +34,7 @@ def allowed(mode: Any, *tools: Any) -> dict[str, Any]:
         ([F, G], None, ToolUse([F, G], SCHEMAS, False)),
         ([F, G], "auto", ToolUse([F, G], SCHEMAS, False)),
         ([F, G], "required", ToolUse([F, G], SCHEMAS, True)),
-        ([F, G], named("g"), ToolUse([F, G], {"g": {}}, True)),
+        ([F, G], named("g"), ToolUse([F, G], {"g": {}}, True, True)),
         ([F, G], allowed("auto", named("g")), ToolUse([G], {"g": {}}, False)),
         ([F, G], allowed("required", named("g"), named("f")), ToolUse([F, G], SCHEMAS, True)),
     ],

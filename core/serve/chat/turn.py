@@ -16,13 +16,16 @@ from typing import Any
 
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.params import SamplingParams
+from octavo.core.base.structured import StructuredOutput
 from octavo.core.engine.prompts import Message
 from octavo.core.serve.chat.schema import ChatCompletionRequest
 from octavo.core.serve.serving import Serving
 from octavo.core.serve.tools.calls import Tools
 from octavo.core.serve.tools.choice import ToolChoice, ToolUse, read_choice
 from octavo.core.serve.tools.deltas import ToolParser
+from octavo.core.serve.tools.demand import Calls, demanded, framed
 from octavo.core.serve.tools.registry import ReplyFormat
+from octavo.core.serve.tools.writing import writable, writing_of
 from octavo.core.text.tokenizer import Tokenizer
 
 END_TOKENS = 32
@@ -78,13 +81,12 @@ async def read_turn(
     Raises:
         InvalidRequest: naming the field.
     """
-    use = read_choice(tools, tool_choice)
+    use = read_choice(tools, tool_choice, parallel=parallel_tool_calls)
+    _check_demand(use, params)
     engine = serving.engine
     source = _template_source(serving, chat_template)
     form = ReplyFormat.of(serving.settings.tool_call_parser, serving.settings.reasoning_parser, source)
     _check_template(source, use, variables)
-    if use.must_call and parallel_tool_calls in (True, False):  # until calls can be demanded at all
-        raise InvalidRequest("tool_choice may be auto or none in this version", field="tool_choice")
     token_ids = await engine.read_chat(
         messages,
         add_generation_prompt=add_generation_prompt,
@@ -98,8 +100,12 @@ async def read_turn(
         prompt_end = form.end_of(_words(messages[-1]))
     else:
         prompt_end = engine.tokenizer.decode(token_ids[-END_TOKENS:], skip_special_tokens=False)
+    form = _held(form, use, params)
     visible = _visible_ids(engine.tokenizer, form, use)
-    params = params.with_(visible_special_token_ids=(*params.visible_special_token_ids, *visible))
+    params = params.with_(
+        visible_special_token_ids=(*params.visible_special_token_ids, *visible),
+        structured=_structured(params, form, use, engine.tokenizer, source or "", prompt_end),
+    )
     return ChatTurn(token_ids, params, form, use.callable, prompt_end)
 
 
@@ -141,6 +147,41 @@ def _check_template(source: str | None, use: ToolUse, variables: Mapping[str, An
                 f"this model's chat template takes no {name}, so the model would never hear of them; leave {name} out",
                 field=name,
             )
+
+
+def _check_demand(use: ToolUse, params: SamplingParams) -> None:
+    if use.must_call and params.structured is not None:
+        raise InvalidRequest(
+            "tool_choice demands calls, and another field sets the form of the reply; leave one of them out",
+            field="tool_choice",
+        )
+
+
+def _held(form: ReplyFormat, use: ToolUse, params: SamplingParams) -> ReplyFormat:
+    """How a reply is written that may call: in a way to which it can be held, where it is held to any."""
+    is_held = use.callable is not None and (use.must_call or params.structured is not None)
+    return writable(form) if is_held else form
+
+
+def _structured(
+    params: SamplingParams, form: ReplyFormat, use: ToolUse, tokenizer: Tokenizer, source: str, prompt_end: str
+) -> StructuredOutput | None:
+    """The form of the whole reply, of calls, reasoning and the form that was asked for; None for free text."""
+    if params.structured is None and not use.must_call:
+        return None
+
+    def special_id(text: str) -> int | None:
+        token_id = tokenizer.token_id(text)
+        return token_id if token_id in tokenizer.special_ids else None
+
+    calls = None
+    if use.callable is not None:
+        calls = Calls(use.callable, writing_of(form, tokenizer, source), use.is_single)
+    inside = form.begins_inside(prompt_end)
+    if params.structured is not None:
+        return framed(params.structured, calls, form, special_id, inside=inside)
+    assert calls is not None  # they are demanded
+    return demanded(calls, form, special_id, inside=inside)
 
 
 def _visible_ids(tokenizer: Tokenizer, form: ReplyFormat, use: ToolUse) -> list[int]:

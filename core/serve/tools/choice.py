@@ -14,7 +14,7 @@ Tools that are not offered stay out of the prompt, so that the model does not tr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.core.base.errors import InvalidRequest
@@ -37,15 +37,20 @@ class ToolUse:
         offered: what the prompt tells of, as the request has them; empty for nothing.
         callable: those that may be called; None: nothing in the reply is a call.
         must_call: the reply consists of calls.
+        is_single: it may hold one call at most.
     """
 
     offered: Sequence[Mapping[str, Any]] = ()
     callable: Tools | None = None
     must_call: bool = False
+    is_single: bool = False
 
 
-def read_choice(tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice) -> ToolUse:
+def read_choice(tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice, *, parallel: bool = True) -> ToolUse:
     """What a request allows.
+
+    Args:
+        parallel: with False, a reply holds one call at most.
 
     Raises:
         InvalidRequest: a tool is malformed, or the choice is, or it names a tool that is not there.
@@ -59,12 +64,12 @@ def read_choice(tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice) -
     if kind == "none":
         return ToolUse()
     if kind in ("auto", "required"):
-        return ToolUse(tools or (), known, kind == "required")
+        return ToolUse(tools or (), known, kind == "required", not parallel)
     if kind == "function" and isinstance(choice, Mapping):
         name = _named(choice, known, "tool_choice")
-        return ToolUse(tools or (), {name: known[name]}, must_call=True)
+        return ToolUse(tools or (), {name: known[name]}, must_call=True, is_single=True)
     if kind == "allowed_tools" and isinstance(choice, Mapping):
-        return _allowed(tools or (), choice.get("allowed_tools"), known)
+        return replace(_allowed(tools or (), choice.get("allowed_tools"), known), is_single=not parallel)
     raise InvalidRequest(_FORMS, field="tool_choice")
 
 

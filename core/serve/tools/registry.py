@@ -121,6 +121,10 @@ class ReplyFormat:
         """Whether one parser reads all."""
         return HARMONY in (self.calls, self.reasoning)
 
+    def begins_inside(self, prompt_end: str) -> bool:
+        """Whether a reply to a prompt begins as reasoning; prompt_end is its last text."""
+        return self.thinking is not None and self.thinking.begins_inside(prompt_end)
+
     def end_of(self, said: str) -> str:
         """What stands for the end of a prompt that ends in the middle of a reply, of which `said` is there."""
         return "" if self.thinking is None else self.thinking.end_of(said)
