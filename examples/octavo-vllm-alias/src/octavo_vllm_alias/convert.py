@@ -1,0 +1,73 @@
+"""Values of vLLM's flags as Octavo's flags take them. A converter gives None where nothing is to be said."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def count(text: str) -> str | None:
+    """32k is 32,000 and 32K is 32,768; -1 and auto leave the number open."""
+    if text == "-1" or text.lower() == "auto":
+        return None
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        return text  # Octavo says what is wrong with it
+    number, unit = match.groups()
+    base = 1000 if unit.islower() else 1024
+    return str(int(float(number) * base ** _POWERS.get(unit.lower(), 0)))
+
+
+def fraction(text: str) -> str:
+    """A share of the memory, at most what Octavo may take."""
+    try:
+        return str(min(float(text), 0.95))
+    except ValueError:
+        return text
+
+
+def positive(text: str) -> str | None:
+    """0 says nothing."""
+    return None if text == "0" else text
+
+
+def json_list(text: str) -> list[str]:
+    """A JSON list as its words."""
+    try:
+        words = json.loads(text)
+    except ValueError:
+        words = [text]
+    return [str(word) for word in words] if isinstance(words, list) else [str(words)]
+
+
+def adapter(text: str) -> list[str]:
+    """NAME=PATH, or one or several objects with name and path."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return [text]
+    found = found if isinstance(found, list) else [found]
+    return [f"{each['name']}={each['path']}" if isinstance(each, dict) and {"name", "path"} <= set(each) else text
+            for each in found]  # fmt: skip
+
+
+def slo(text: str) -> str:
+    """ttft:500 as ttft=500."""
+    name, _, limit = text.partition(":")
+    return f"{'e2e' if name == 'e2el' else name}={limit}"
+
+
+CONVERTERS: Mapping[str, Callable[[str], str | list[str] | None]] = {
+    "count": count,
+    "bytes": count,
+    "fraction": fraction,
+    "positive": positive,
+    "json-list": json_list,
+    "adapter": adapter,
+    "slo": slo,
+}
+"""By the name in the table."""
