@@ -31,6 +31,10 @@ def save_chain_model(
     """
     generator = torch.Generator().manual_seed(0)
     embedding = torch.randn(vocab_size, HIDDEN, generator=generator)
+    written = sorted({token for chain in chains for token in chain})
+    if len(written) <= HIDDEN:  # then no two of them look alike, however many come before one
+        rows = torch.empty(len(written), HIDDEN)
+        embedding[written] = torch.nn.init.orthogonal_(rows, HIDDEN**0.5, generator=generator)
     output = torch.zeros(vocab_size, HIDDEN)
     for chain in chains:
         for last, following in itertools.pairwise(chain):

@@ -117,7 +117,7 @@ class Server:
 OURS = {
     "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
     "bad_words", "allowed_token_ids", "skip_special_tokens", "priority", "cache_salt", "add_generation_prompt",
-    "chat_template_kwargs",
+    "chat_template_kwargs", "chat_template", "continue_final_message", "include_reasoning", "documents",
 }  # fmt: skip
 """Fields that OpenAI's client takes as extra_body only."""
 
@@ -157,10 +157,28 @@ def server(chain_model: Path) -> Iterator[Server]:
         made.stop()
 
 
+@pytest.fixture(scope="session")
+def scripted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a model that thinks and calls tools as tests.serve.scripts lays down."""
+    return save_scripted_chat(tmp_path_factory.mktemp("scripted"), SCRIPTS)
+
+
 @pytest.fixture(scope="package")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A model that thinks and calls tools as tests.serve.scripts lays down."""
-    made = Server(str(save_scripted_chat(tmp_path_factory.mktemp("scripted"), SCRIPTS)), max_num_seqs=4)
+def scripted(scripted_model: Path) -> Iterator[Server]:
+    """That model, four requests at once."""
+    made = Server(str(scripted_model), max_num_seqs=4)
+    made.start()
+    try:
+        made.wait_ready()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="package")
+def caller(scripted_model: Path) -> Iterator[Server]:
+    """That model where its thinking is not looked for, so that a reply that must call can't think for ever."""
+    made = Server(str(scripted_model), ServeConfig(reasoning_parser="none"))
     made.start()
     try:
         made.wait_ready()
@@ -173,5 +191,5 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
     """After each test that used the server, no request and no block is left in its engine."""
     yield
-    for name in {"server", "scripted"} & set(request.fixturenames):
+    for name in {"server", "scripted", "caller"} & set(request.fixturenames):
         request.getfixturevalue(name).wait_idle()

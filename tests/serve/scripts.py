@@ -15,7 +15,13 @@ SCRIPTS = {
     ],
 }  # fmt: skip
 
-CALL_TEXT = "".join(SCRIPTS["call"])
-
-ZONE: dict[str, Any] = {"type": "object", "properties": {"zone": {"enum": ["CET"]}}, "required": ["zone"]}
+ZONE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["CET"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
 """The schema of the one argument of `time`."""
+
+NOTHING: dict[str, Any] = {"type": "object", "additionalProperties": False}
+"""The schema of the arguments of `city`, which has none."""

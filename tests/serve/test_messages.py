@@ -16,11 +16,11 @@ from octavo.core.base.config import ServeConfig
 from octavo.core.base.params import FinishReason
 from tests.fakes.chains import FOREVER
 from tests.serve.conftest import Server
-from tests.serve.scripts import ZONE
+from tests.serve.scripts import NOTHING, ZONE
 
 TOOLS: list[Any] = [
     {"name": "time", "description": "Tells it.", "input_schema": ZONE},
-    {"name": "city", "input_schema": {"type": "object"}},
+    {"name": "city", "input_schema": NOTHING},
 ]
 
 
@@ -87,28 +87,28 @@ def plain(message: Any) -> dict[str, Any]:
 
 
 def test_a_reply_and_its_usage(scripted: Server, claude: anthropic.Anthropic) -> None:
-    reply = both(scripted, claude, "Say plain", system="Be kind.")
+    reply = both(scripted, claude, "Say plain", system="Be kind.", cache_salt="new")
     assert (reply.type, reply.role, reply.model) == ("message", "assistant", "tiny")
     assert reply.id.startswith("msg_")
     assert [(block.type, block.text) for block in reply.content] == [("text", "Hello world!")]
     assert (reply.stop_reason, reply.stop_sequence) == ("end_turn", None)
-    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (7, 5)
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (26, 5)
 
 
 def test_usage_in_a_stream(scripted: Server) -> None:
     start, *_, delta, _ = events_of(scripted, "Say plain")
     usage = start["message"]["usage"]
-    assert (usage["input_tokens"], usage["output_tokens"]) == (3, 0)
+    assert (usage["input_tokens"], usage["output_tokens"]) == (10, 0)
     assert start["message"]["content"] == []
     assert delta["usage"]["output_tokens"] == 5
     assert delta["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
 
 
 def test_tokens_in_the_cache_are_counted_apart(claude: anthropic.Anthropic) -> None:
-    words = "word " * 40 + "plain"
+    words = "hat " * 8 + "plain"
     usages = [ask(claude, words, cache_salt="apart").usage for _ in range(2)]
     assert [usage.cache_read_input_tokens for usage in usages] == [0, 32]
-    assert [usage.input_tokens + usage.cache_read_input_tokens for usage in usages] == [42, 42]
+    assert [usage.input_tokens + usage.cache_read_input_tokens for usage in usages] == [38, 38]
 
 
 def test_a_reply_that_says_nothing(scripted: Server, claude: anthropic.Anthropic) -> None:
@@ -161,6 +161,17 @@ def test_choices_of_tools(scripted: Server, claude: anthropic.Anthropic, choice:
     assert [block.type for block in reply.content] == kinds
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "time"}])
+def test_a_tool_that_must_be_used_is(caller: Server, choice: dict[str, Any]) -> None:
+    with anthropic.Anthropic(base_url=caller.url, api_key="none", max_retries=0) as client:
+        once = choice | {"disable_parallel_tool_use": True}
+        reply = both(caller, client, "Say plain", tools=TOOLS, tool_choice=once)
+    (call,) = reply.content
+    assert (call.type, reply.stop_reason) == ("tool_use", "tool_use")
+    wanted = {"time": {"zone": "CET"}} | ({"city": {}} if choice["type"] == "any" else {})
+    assert call.input == wanted[call.name]
+
+
 def test_the_limit_is_met(scripted: Server, claude: anthropic.Anthropic) -> None:
     reply = both(scripted, claude, "Say loop", max_tokens=3)
     assert (reply.stop_reason, reply.content[0].text) == ("max_tokens", "tick tock tick ")
@@ -196,7 +207,7 @@ def test_turns_of_one_role_are_one(claude: anthropic.Anthropic) -> None:
     apart = [{"role": "user", "content": "Say"}, {"role": "user", "content": "plain"}]
     together = [{"role": "user", "content": [{"type": "text", "text": text} for text in ("Say", "plain")]}]
     counts = {claude.messages.count_tokens(model="tiny", messages=each).input_tokens for each in (apart, together)}
-    assert counts == {3}
+    assert counts == {len("user Say ") + 1}
 
 
 def test_tokens_are_counted(claude: anthropic.Anthropic) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from octavo.core.base.params import FinishReason
 from tests.serve.conftest import Server, error_of
-from tests.serve.scripts import ZONE
+from tests.serve.scripts import NOTHING, ZONE
 
 TOOLS: list[Any] = [
     {"type": "function", "name": "time", "description": "Tells it.", "parameters": ZONE, "strict": False},
-    {"type": "function", "name": "city", "parameters": {"type": "object"}, "strict": False},
+    {"type": "function", "name": "city", "parameters": NOTHING, "strict": False},
 ]
 VARYING = {"id", "created_at", "completed_at", "call_id", "item_id"}
 """What differs between two replies that are alike."""
@@ -95,7 +95,7 @@ def test_a_reply_and_its_usage(scripted: Server) -> None:
     assert reply.output_text == "Hello world!"
     (item,) = reply.output
     assert (item.type, item.role, item.status) == ("message", "assistant", "completed")
-    assert (reply.usage.input_tokens, reply.usage.output_tokens, reply.usage.total_tokens) == (7, 5, 12)
+    assert (reply.usage.input_tokens, reply.usage.output_tokens, reply.usage.total_tokens) == (26, 5, 31)
     assert reply.usage.input_tokens_details.cached_tokens == 0
     assert reply.usage.output_tokens_details.reasoning_tokens == 0
     assert reply.completed_at >= reply.created_at
@@ -147,6 +147,23 @@ def test_without_tools_nothing_is_a_call(scripted: Server, fields: dict[str, Any
     assert "<tool_call>" in ask(scripted, "Please call", **fields).output_text
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "function", "name": "time"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "time"}]},
+    ],
+)
+def test_a_tool_that_must_be_called_is(caller: Server, choice: Any) -> None:
+    reply = both(caller, "Say plain", tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    (call,) = reply["output"]
+    assert call["type"] == "function_call"
+    wanted = {"time": {"zone": "CET"}} | ({"city": {}} if choice == "required" else {})
+    assert json.loads(call["arguments"]) == wanted[call["name"]]
+    assert (reply["status"], reply["tool_choice"]) == ("completed", choice)
+
+
 def test_a_conversation_is_carried_by_its_items(scripted: Server) -> None:
     asked: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Please call"}]}]
     first = ask(scripted, asked, tools=TOOLS)
@@ -179,18 +196,18 @@ def test_max_output_tokens_leaves_it_incomplete(scripted: Server) -> None:
 def turns(num_words: int) -> list[Any]:
     """A conversation of ten turns, the last of which asks for `plain`."""
     said = {"role": "assistant", "content": "Yes"}
-    asked = [{"role": "user", "content": "word " * num_words} for _ in range(9)]
+    asked = [{"role": "user", "content": "hat " * num_words} for _ in range(9)]
     return [*(item for each in asked for item in (each, said)), {"role": "user", "content": "Say plain"}]
 
 
-@pytest.mark.parametrize("num_words", [300, 100_000])
+@pytest.mark.parametrize("num_words", [100, 100_000])
 def test_truncation_leaves_out_the_oldest_turns(scripted: Server, num_words: int) -> None:
     fields: dict[str, Any] = {"instructions": "Be kind.", "max_output_tokens": 60}
     last = ask(scripted, "Say plain", **fields).usage.input_tokens
     reply = ask(scripted, turns(num_words), truncation="auto", **fields)
     assert (reply.output_text, reply.truncation) == ("Hello world!", "auto")
-    kept = (2048 - 60 - last) // (num_words + 3)  # words, two roles, and what the assistant said
-    assert reply.usage.input_tokens == last + kept * (num_words + 3)
+    turn = len(" user  assistant Yes") + len("hat ") * num_words  # a token a byte
+    assert reply.usage.input_tokens == last + (2048 - 60 - last) // turn * turn
     error = scripted.refusal("responses", input=turns(num_words), **fields)
     assert "max_model_len" in error["message"]
     alone = scripted.refusal("responses", input=turns(num_words)[:1] * 3, truncation="auto", max_output_tokens=2000)
@@ -198,7 +215,7 @@ def test_truncation_leaves_out_the_oldest_turns(scripted: Server, num_words: int
 
 
 def test_truncation_leaves_out_nothing_that_fits(scripted: Server) -> None:
-    sizes = {ask(scripted, turns(20), truncation=each).usage.input_tokens for each in ("auto", "disabled")}
+    sizes = {ask(scripted, turns(2), truncation=each).usage.input_tokens for each in ("auto", "disabled")}
     assert len(sizes) == 1
 
 
