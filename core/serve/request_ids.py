@@ -1,4 +1,7 @@
-"""x-request-id on every response: the one the client sent, or a new one. Inside, requests have ids of their own."""
+"""x-request-id on every response: the one the client sent, or a new one. Inside, requests have ids of their own.
+
+Anthropic's clients look for it under request-id, so its API's paths have it there too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.core.serve.messages.errors import speaks_messages
+
 HEADER = "x-request-id"
+ANTHROPICS_HEADER = "request-id"
 _SENT = re.compile(r"[!-~]{1,200}")
 
 
@@ -28,7 +34,10 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = request_id
+                if speaks_messages(scope["path"]):
+                    headers[ANTHROPICS_HEADER] = request_id
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -302,6 +302,24 @@ def test_an_unknown_model_a_path_and_a_method(scripted: Server, claude: anthropi
     assert "messages" in error_of(refused, 400)["message"]
 
 
+def test_what_asks_for_nothing_is_let_through(scripted: Server, claude: anthropic.Anthropic) -> None:
+    reply = ask(
+        claude, "Say plain", metadata={"user_id": "u"}, service_tier="auto", thinking={"type": "disabled"},
+        extra_headers={"anthropic-version": "2023-06-01", "anthropic-beta": "any"}, extra_query={"beta": "true"},
+    )  # fmt: skip
+    assert reply.content[0].text == "Hello world!"
+    kept = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    body = fields_of("Say plain", {"context_management": kept, "cache_control": {"type": "ephemeral"}})
+    assert scripted.http.post("/v1/messages", json=body).status_code == 200
+
+
+def test_replies_and_errors_have_an_id(scripted: Server, claude: anthropic.Anthropic) -> None:
+    assert ask(claude, "Say plain", extra_headers={"x-request-id": "mine"})._request_id == "mine"
+    with pytest.raises(anthropic.BadRequestError) as raised:
+        claude.messages.create(model="tiny", max_tokens=1, messages=[])
+    assert raised.value.request_id
+
+
 def test_unknown_fields_are_named_in_a_header(scripted: Server) -> None:
     reply = scripted.post("messages", **fields_of("Say plain", {"wibble": 1}))
     assert reply.headers["x-octavo-ignored-fields"] == "wibble"

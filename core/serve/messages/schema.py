@@ -23,7 +23,7 @@ class CountTokensRequest(CheckedRequest):
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "container": (),
-        "context_management": (),
+        "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
         "mcp_servers": (),
         "speed": ("standard",),
     }
