@@ -1,6 +1,7 @@
 """A server on a real socket that answers as it is told: what no well-behaved server does, and when it does it."""
 
 import json
+import ssl
 import threading
 import time
 from contextlib import contextmanager
@@ -42,8 +43,8 @@ class Script:
 
 
 @contextmanager
-def scripted_server(answer, **options):
-    """Serve a Script until left."""
+def scripted_server(answer, *, certificate=None, **options):
+    """Serve a Script until left; by HTTPS where a certificate and its key are given."""
     script = Script(answer, **options)
 
     class Handler(BaseHTTPRequestHandler):
@@ -89,6 +90,11 @@ def scripted_server(answer, **options):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     script.url = f"http://127.0.0.1:{server.server_address[1]}"
+    if certificate is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(*certificate)
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        script.url = f"https://localhost:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:

@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from octavo.core.cli.client import address_of
 from octavo.core.cli.main import main
 from octavo.core.cli.parser import Parser
 from tests.cli.scripted_server import chat_chunk, events, scripted_server, text_chunk, usage_chunk
+
+TLS = Path(__file__).parents[1] / "data" / "tls"
 
 
 @pytest.fixture
@@ -24,9 +27,9 @@ def stdin(monkeypatch):
     return put
 
 
-def answered(*parts, status=200):
+def answered(*parts, status=200, **options):
     """A server that gives every request the same answer."""
-    return scripted_server(lambda number, body: (status, list(parts)))
+    return scripted_server(lambda number, body: (status, list(parts)), **options)
 
 
 def hello():
@@ -168,11 +171,12 @@ def test_a_wrong_address_is_named(url):
         address_of(parser.parse(["--url", url]), {})
 
 
-def test_neither_command_imports_torch_or_the_engine():
+def test_no_client_imports_torch_or_the_engine():
     code = (
         "import sys\n"
         "from octavo.core.cli.main import main\n"
-        "code = main(['chat', 'Hi', '--url', sys.argv[1]]) + main(['complete', 'Hi', '--url', sys.argv[1]])\n"
+        "calls = ['chat', 'Hi'], ['complete', 'Hi'], ['bench', 'serve', '--num-prompts', '1']\n"
+        "code = sum(main([*call, '--url', sys.argv[1]]) for call in calls)\n"
         "sys.exit(code or bool({'torch', 'numpy', 'fastapi', 'octavo.core.engine'} & set(sys.modules)))"
     )
     with hello() as server:
@@ -184,3 +188,13 @@ def test_without_its_extra_it_says_which(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "httpx", None)
     assert main(["chat", "Hi"]) == 2
     assert "pip install 'octavo[client]'" in capsys.readouterr().err
+
+
+def test_https_is_spoken_where_the_certificate_is_trusted(monkeypatch, capsys):
+    with answered(*events(chat_chunk("Hello")), certificate=(TLS / "cert.pem", TLS / "key.pem")) as server:
+        assert main(["chat", "Hi", "--url", server.url]) == 1
+        assert "SSL_CERT_FILE" in capsys.readouterr().err
+        monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "cert.pem"))
+        assert main(["chat", "Hi", "--url", server.url]) == 0
+        assert main(["bench", "serve", "--url", server.url, "--num-prompts", "3", "--endpoint", "chat"]) == 0
+    assert "3 done in" in capsys.readouterr().out

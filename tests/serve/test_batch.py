@@ -68,6 +68,7 @@ def test_every_line_has_its_own_answer_and_a_bad_one_harms_no_other(tmp_path, ch
         "{not json",
         letters("good"),
         line("chat", "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}], temperature=0),
+        line("response", "/v1/responses", input="Hi", temperature=0),
         line("wrong", prompt="ABC", temperature=-1),
         line("other model", prompt="ABC") | {"body": {"model": "gpt-4o", "prompt": "ABC"}},
         line("elsewhere", "/v1/load_lora_adapter"),
@@ -82,6 +83,7 @@ def test_every_line_has_its_own_answer_and_a_bad_one_harms_no_other(tmp_path, ch
     good = found.pop("chat")["response"]
     assert (good["status_code"], good["body"]["choices"][0]["message"]["content"]) == (200, " Hello!")
     assert good["request_id"]
+    assert found.pop("response")["response"]["body"]["output"][-1]["content"][0]["text"] == " Hello!"
     statuses = {name: each["response"]["status_code"] for name, each in found.items() if each["response"]}
     assert statuses == {"wrong": 400, "other model": 404, "no vectors": 400} | (
         {"good": 200} if found["good"]["response"] else {}
@@ -101,7 +103,7 @@ def test_every_line_has_its_own_answer_and_a_bad_one_harms_no_other(tmp_path, ch
     (answered,) = (each["response"] for each in twice if each["response"])
     assert answered["body"]["choices"][0]["text"] == "DEFGH ok"
     assert len(texts) == len(lines) - 1, "each but the empty one"
-    assert "2 answered, 10 refused or failed" in capsys.readouterr().err
+    assert "3 answered, 10 refused or failed" in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl.part").exists()
 
 

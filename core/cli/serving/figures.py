@@ -23,6 +23,9 @@ SLOS = ("ttft", "tpot", "e2e")
 BUSY_SHARE, LATE_MS = 0.8, 10.0
 """Of a core, and of the event loop's 99th percentile: beyond either, the client measures itself."""
 
+CACHED_SHARE = 0.05
+"""Of the prompts' tokens: beyond it, a reader should know that the server did not compute them."""
+
 
 def read_slos(texts: Iterable[str]) -> dict[str, float]:
     """--slo NAME=MS, as milliseconds by name.
@@ -73,7 +76,7 @@ def report_of(outcome: Outcome, slos: Mapping[str, float]) -> Report:
         share = good / len(outcome.samples)
         report["goodput"] = {"slo_ms": dict(slos), "requests_per_s": round(good / seconds, 3), "share": round(share, 4)}
     report["client"] = _client(outcome.client, outcome.samples, seconds)
-    report["notes"] = _notes(done, report["client"])
+    report["notes"] = _notes(done, report)
     return report
 
 
@@ -145,13 +148,18 @@ def _client(client: Client, samples: Sequence[Sample], seconds: float) -> Report
     }
 
 
-def _notes(done: Sequence[Sample], client: Report) -> list[str]:
+def _notes(done: Sequence[Sample], report: Report) -> list[str]:
     """What a reader of the figures should know."""
-    notes = []
+    notes, client = [], report["client"]
     if client["cpu_share"] > BUSY_SHARE or client["lag_ms"].get("p99", 0.0) > LATE_MS:
         notes.append("the client was busy: latencies hold some of its own; lower the load or use another machine")
     if any(sample.out_tokens is None for sample in done):
         notes.append("the server sends no usage; tokens are counted as events with text")
+    if report["cached_tokens"] > CACHED_SHARE * report["in_tokens"]:
+        share = report["cached_tokens"] / report["in_tokens"]
+        notes.append(
+            f"{share:.0%} of the prompts' tokens came from the server's cache; another --seed asks for new ones"
+        )
     return notes
 
 

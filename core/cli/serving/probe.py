@@ -31,7 +31,7 @@ class Sample:
     """What one request came to. Moments are seconds of time.perf_counter().
 
     Attributes:
-        begun, connected, ended: when it set out, could be sent, and had come to its end or its failure.
+        begun, connected, ended: when it set out, could be sent, and had come to [DONE] or failed.
         texts: when each event with text came.
         error: why it has no place in the figures; None where it has.
         in_tokens, out_tokens, cached_tokens: as the server counts them; None where it does not.
@@ -105,7 +105,7 @@ class Prober:
             sample.error = "timeout"
         except (BrokenReply, OSError):
             sample.error = "broken off" if sample.connected else "no connection"
-        sample.ended = time.perf_counter()
+        sample.ended = sample.ended or time.perf_counter()
         return sample
 
     def _body(self, ask: Ask) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Prober:
                     now = time.perf_counter()
                     for event in reader.feed(part):
                         if event.data == "[DONE]":
-                            done = True
+                            done, sample.ended = True, now
                         else:
                             self._read(event.data, now, sample)
         if sample.error is None and not done:

@@ -55,6 +55,8 @@ class Connection:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        if self._target.tls is not None:
+            self._writer.transport.abort()  # a farewell over TLS would wait for the other side's
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()
