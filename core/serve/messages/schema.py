@@ -34,6 +34,7 @@ class CountTokensRequest(CheckedRequest):
     tool_choice: Json | None = None
     thinking: Json | None = None
     output_config: Json | None = None
+    cache_control: Json | None = None
     chat_template_kwargs: Json | None = None
 
     @property

@@ -79,6 +79,8 @@ class ResponsesRequest(CheckedRequest):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: Json | None = None
+    prompt_cache_retention: str | None = None
     service_tier: str | None = None
 
     top_k: int | None = None
