@@ -36,6 +36,8 @@ MAX_RENDER_SECONDS = 10.0
 PART_SEPARATOR = "\n"
 """Put between the text parts of a message for templates that take plain strings."""
 
+REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+
 OPEN_END = "\ufdd0end of the last message\ufdd0"
 """Stands, while a template renders, where a message that is to be continued ends; its first character is no text's."""
 
@@ -175,6 +177,7 @@ class ChatTemplate:
             prepared["tool_calls"] = prepare_calls(message["tool_calls"], where, as_objects=self.takes_objects)
         elif "tool_calls" in message:  # none, which templates that ask whether the key is there would count
             del prepared["tool_calls"]
+        _name_reasoning(prepared)
         return prepared
 
     def _run(self, **variables: Any) -> str:
@@ -221,6 +224,17 @@ def encode_chat(tokenizer: Tokenizer, text: str) -> list[int]:
         return ids
     start = next((i for i, token_id in enumerate(ids) if token_id != bos), len(ids))
     return [bos, *ids[start:]]
+
+
+def _name_reasoning(message: dict[str, Any]) -> None:
+    """Give what an assistant said to itself under every name that templates read, whichever a client has sent."""
+    said = next((message[name] for name in REASONING_NAMES if isinstance(message.get(name), str)), None)
+    if said is None:
+        return
+    for name in REASONING_NAMES:
+        # gpt-oss's template takes words or thoughts beside calls, not both, and reads the words as thoughts
+        if name != "thinking" or not (message.get("tool_calls") and message["content"]):
+            message.setdefault(name, said)
 
 
 def _leave_open(message: dict[str, Any], where: str, *, add_generation_prompt: bool) -> None:

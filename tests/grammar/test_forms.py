@@ -49,6 +49,12 @@ TAG = {
             ["hello", 'so <function=f>{"x": 1, "y": 2}</function> and on'],
             ['so <function=f>{"x": 1}</function>', "<function=g>"],
         ),
+        (
+            {"choice": ["yes", "no"], "frame": 'start: ("Hm. ")? (@form | "pass")'},
+            ["yes", "Hm. no", "Hm. pass"],
+            ["Hm. ", "passyes", "form"],
+        ),
+        ({"json_schema": POINT, "frame": 'start: "x" @form'}, ['x{"x": 1, "y": 2}'], ['{"x": 1, "y": 2}', 'x{"x": 1}']),
     ],
 )  # fmt: skip
 def test_a_form_allows_what_it_says(form: dict[str, Any], right: list[str], wrong: list[str], accepts: Accepts) -> None:
@@ -133,6 +139,9 @@ def test_names_of_properties_and_data_are_no_keywords(accepts: Accepts) -> None:
         ({"json_schema": False}, "no reply at all"),
         ({"json_schema": {"minimum": float("nan")}}, "not valid JSON"),
         ({"json_object": 1}, "true or false"),
+        ({"frame": "start: @form"}, "given: none"),
+        ({"regex": "a", "frame": ""}, "frame"),
+        ({"regex": "a", "frame": "a" * (MAX_FORM_CHARS + 1)}, str(MAX_FORM_CHARS)),
     ],
 )
 def test_shapes_are_checked_at_once(form: dict[str, Any], said: str) -> None:

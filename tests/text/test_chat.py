@@ -135,6 +135,55 @@ def test_output_is_bounded(monkeypatch):
         ChatTemplate("{% for i in range(99999) %}{{ i }}{% endfor %}", {}).render([user("hi")])
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_reasoning_has_all_names_that_templates_read(name):
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.reasoning_content }},{{ m.reasoning }},{{ m.thinking }};{% endfor %}", {}
+    )
+    said = {"role": "assistant", "content": "Four.", name: "Hm"}
+    assert template.render([user("x"), said]) == ",,;Hm,Hm,Hm;"
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    beside_a_call = template.render([{**said, "tool_calls": [call]}])
+    assert beside_a_call == ("Hm,Hm,Hm;" if name == "thinking" else "Hm,Hm,;")
+
+
+OPEN = [user("Where?"), {"role": "assistant", "content": " I will go "}]
+
+
+def test_a_rendered_conversation_can_end_in_its_last_message(smollm2_chat):
+    whole = smollm2_chat.render(OPEN, add_generation_prompt=False)
+    open_end = smollm2_chat.render(OPEN, add_generation_prompt=False, continue_final_message=True)
+    assert open_end.endswith(" I will go ")
+    assert whole == open_end + "<|im_end|>\n"
+
+
+def test_the_open_end_is_behind_the_last_part():
+    parts = [user("x"), {"role": "assistant", "content": text_parts("Say", "hi")}]
+    rendered = ChatTemplate(PARTS + " end", {}).render(parts, add_generation_prompt=False, continue_final_message=True)
+    assert rendered == "xSayhi"
+    assert parts[1]["content"] == text_parts("Say", "hi")  # what the caller gave stays as it was
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "options", "says"),
+    [
+        ("{{ messages[-1].content }}", OPEN, {}, "give one of them"),
+        ("{{ messages[0].content }}", OPEN, {"add_generation_prompt": False}, "does not write the last message"),
+        ("{{ messages }}", [user("")], {"add_generation_prompt": False}, "needs words"),
+    ],
+)
+def test_what_can_not_go_on_is_refused(template, messages, options, says):
+    with pytest.raises(InvalidRequest, match=says) as refusal:
+        ChatTemplate(template, {}).render(messages, continue_final_message=True, **options)
+    assert refusal.value.field == "continue_final_message"
+
+
+def test_the_older_form_of_calls_is_refused(smollm2_chat):
+    for message in ({"role": "function", "content": "x"}, {**user("x"), "function_call": {"name": "f"}}):
+        with pytest.raises(InvalidRequest, match="older form"):
+            smollm2_chat.render([message])
+
+
 def test_a_bad_template_is_the_checkpoints_error():
     with pytest.raises(CheckpointError, match="not valid jinja, line 2"):
         ChatTemplate("a\n{% if %}", {})
