@@ -132,7 +132,7 @@ def test_leading_words_of_the_system_are_one_message() -> None:
     talk.system("Be brief.")
     talk.user(["Hi"])
     talk.system("Be loud.")
-    roles = [(message["role"], message["content"]) for message in talk.messages]
+    roles = [(message["role"], message["content"]) for message in talk.messages()]
     assert roles == [("system", "Be kind.\n\nBe brief."), ("user", "Hi"), ("system", "Be loud.")]
 
 
@@ -147,7 +147,7 @@ def test_what_the_assistant_did_in_a_row_is_one_message() -> None:
     talk.result("c2", ["Oslo"])
     talk.result("c1", ["12", "30"])
     talk.said("Half past.")
-    asked, turn, *results, said = talk.messages
+    asked, turn, *results, said = talk.messages()
     assert asked["content"] == [{"type": "text", "text": "What"}, {"type": "text", "text": "time?"}]
     assert (turn["content"], turn["reasoning_content"]) == ("Look:", "Hm\nso")
     assert [call["function"]["name"] for call in turn["tool_calls"]] == ["time", "city"]

@@ -259,6 +259,17 @@ RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "x"}
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": user()}, "messages"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": ""}]}, "going on"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
+                ]
+            },
+            "tool_result",
+        ),
         ({"messages": user(IMAGE)}, "messages[0].content[0]"),
         ({"messages": user({"type": "text"})}, "messages[0].content[0].text"),
         ({"messages": user(RESULT)}, "messages[0].content[0].tool_use_id"),

@@ -48,9 +48,12 @@ def read_messages(system: str | Sequence[Any] | None, messages: Sequence[Mapping
         else:
             raise InvalidRequest(f"{where}.role must be user, assistant or system", field=f"{where}.role")
     _flush(conversation, said)
-    if conversation.messages[-1].get("tool_calls"):
+    chat = conversation.messages()
+    if not chat:
+        raise InvalidRequest("messages holds no block that could be read; give at least one of text", field="messages")
+    if chat[-1].get("tool_calls"):
         raise InvalidRequest("messages ends with a tool_use; give its tool_result", field="messages")
-    return conversation.messages
+    return chat
 
 
 def _take_user(conversation: Conversation, said: list[str], block: Block, where: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.serve.conversation import Conversation
+from octavo.core.serve.tools.calls import write_arguments
 
 Item = Mapping[str, Any]
 
@@ -33,7 +34,7 @@ def read_input(instructions: str | None, value: str | Sequence[Item]) -> list[di
         conversation.system(instructions)
     if isinstance(value, str):
         conversation.user([value])
-        return conversation.messages
+        return conversation.messages()
     for i, item in enumerate(value):
         kind = item.get("type") or "message"
         read = _READERS.get(kind) if isinstance(kind, str) else None
@@ -42,7 +43,7 @@ def read_input(instructions: str | None, value: str | Sequence[Item]) -> list[di
                 f"input[{i}].type is not supported; give {', '.join(_READERS)}", field=f"input[{i}].type"
             )
         read(conversation, item, f"input[{i}]")
-    return conversation.messages
+    return conversation.messages()
 
 
 def _message(conversation: Conversation, item: Item, where: str) -> None:
@@ -67,6 +68,8 @@ def _reasoning(conversation: Conversation, item: Item, where: str) -> None:
 
 def _call(conversation: Conversation, item: Item, where: str) -> None:
     call_id, name, arguments = (_text_of(item, key, where) for key in ("call_id", "name", "arguments"))
+    if write_arguments(arguments) is None:
+        raise InvalidRequest(f"{where}.arguments must be the text of a JSON object", field=f"{where}.arguments")
     conversation.call(call_id, name, arguments)
 
 
