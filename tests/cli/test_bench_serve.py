@@ -138,7 +138,7 @@ def test_what_came_from_the_servers_cache_is_told(tmp_path):
     with scripted_server(lambda number, body: (200, events(text_chunk("a"), usage))) as server:
         _, report = bench(server, tmp_path, "--num-prompts", 2)
     assert report["cached_tokens"] == 160
-    assert any("80% of the prompts' tokens" in note for note in report["notes"])
+    assert any("80% of the prompts' tokens were" in note for note in report["notes"])
 
 
 def test_closing_is_in_no_latency(tmp_path):

@@ -152,14 +152,12 @@ def _notes(done: Sequence[Sample], report: Report) -> list[str]:
     """What a reader of the figures should know."""
     notes, client = [], report["client"]
     if client["cpu_share"] > BUSY_SHARE or client["lag_ms"].get("p99", 0.0) > LATE_MS:
-        notes.append("the client was busy: latencies hold some of its own; lower the load or use another machine")
+        notes.append("the client came late to its events: latencies hold some of that; use another, idle machine")
     if any(sample.out_tokens is None for sample in done):
         notes.append("the server sends no usage; tokens are counted as events with text")
     if report["cached_tokens"] > CACHED_SHARE * report["in_tokens"]:
         share = report["cached_tokens"] / report["in_tokens"]
-        notes.append(
-            f"{share:.0%} of the prompts' tokens came from the server's cache; another --seed asks for new ones"
-        )
+        notes.append(f"{share:.0%} of the prompts' tokens were in the server's cache: they begin alike, or came before")
     return notes
 
 
