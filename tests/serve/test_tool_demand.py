@@ -240,6 +240,20 @@ def test_schemas_that_can_not_be_honoured_are_refused(schema: dict[str, Any], sa
     assert refusal.value.field == "tools"
 
 
+def test_arguments_that_a_schema_does_not_name_are_not_written_unless_it_says_so(vocabulary: Vocabulary) -> None:
+    def accepts(schema: dict[str, Any], arguments: str) -> bool:
+        calls = Calls({"f": schema}, WRITINGS["llama3_json"], True)
+        wanted = demanded(calls, ReplyFormat("llama3_json", None), vocabulary.ids.get, inside=False)
+        return vocabulary.accepts(wanted, f'{{"name": "f", "parameters": {arguments}}}')
+
+    named = {"properties": {"a": {"type": "integer"}}}
+    assert accepts(named, '{"a": 3}')
+    assert not accepts(named, '{"b": 3}')
+    assert accepts({**named, "additionalProperties": True}, '{"b": 3}')
+    assert accepts({"patternProperties": {"^b$": {"const": 3}}}, '{"b": 3}')
+    assert accepts({}, '{"b": 3}')
+
+
 def test_a_schema_that_looks_like_ebnf_is_none(vocabulary: Vocabulary) -> None:
     tools = {"f": {"properties": {"a": {"const": "x ::= y"}}, "required": ["a"], "additionalProperties": False}}
     wanted = demanded(

@@ -154,7 +154,8 @@ class _Rules:
 
 
 def _arguments_json(schema: Mapping[str, Any]) -> str:
-    """A tool's schema as a grammar holds it. Raises InvalidRequest."""
+    """A tool's schema as a grammar holds it: without arguments that it does not name, unless it says that there may be
+    some, since models that may write any write on and on. Raises InvalidRequest."""
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise InvalidRequest(
@@ -167,7 +168,8 @@ def _arguments_json(schema: Mapping[str, Any]) -> str:
         raise InvalidRequest(
             f"tool_choice demands a call, and of a tool's parameters {error}", field="tools"
         ) from error
-    text = json.dumps({**schema, "type": "object", "x-guidance": JSON_OPTIONS})
+    closed = {"additionalProperties": False} if "properties" in schema and "patternProperties" not in schema else {}
+    text = json.dumps({**closed, **schema, "type": "object", "x-guidance": JSON_OPTIONS})
     return text.replace("::=", r":\u003a=")  # which would make the grammar look like EBNF; it can stand in texts only
 
 
