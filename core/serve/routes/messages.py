@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import FastAPI, Request, Response
 
 from octavo.core.serve.answers import headers_of
@@ -51,7 +53,7 @@ def install(app: FastAPI, serving: Serving) -> None:
 
 async def _read(serving: Serving, body: CountTokensRequest) -> ChatTurn:
     body.refuse_unsupported()
-    chat = read_messages(body.system, body.messages)
+    chat = await asyncio.to_thread(read_messages, body.system, body.messages)
     tools, choice = chat_tools(body.tools, body.tool_choice)
     goes_on = chat[-1]["role"] == "assistant"
     with worded(WORDS):

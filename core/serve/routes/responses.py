@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
@@ -47,7 +48,7 @@ def install(app: FastAPI, serving: Serving) -> None:
 
 async def _read(serving: Serving, body: ResponsesRequest) -> ChatTurn:
     tools, choice = chat_tools(body.tools, body.tool_choice)
-    chat = read_input(body.instructions, body.input)
+    chat = await asyncio.to_thread(read_input, body.instructions, body.input)
     read = partial(
         read_turn,
         serving,
