@@ -43,6 +43,7 @@ class EngineConfig:
     )
     tokenizer: str | None = option(None, "another directory, file or id to take the tokenizer from")
     revision: str | None = option(None, "the branch, tag or commit of a Hugging Face id")
+    chat_template: str | None = option(None, "a jinja file with the chat template, in place of the model's own")
 
     backend: str = option("auto", "the device backend; auto takes the best that is available and says which")
     backend_options: Mapping[str, str] = option(
@@ -206,6 +207,10 @@ class ServeConfig:
     reasoning_parser: str = option(
         "auto", "how the model marks its reasoning; auto asks its chat template, none leaves it in the text",
         choices=REASONING_PARSERS,
+    )  # fmt: skip
+    chat_template_kwargs: Mapping[str, str] = option(
+        {}, "a variable of the chat template where a request gives none, NAME=VALUE in JSON or a text; may be repeated",
+        kind=Kind.MAP, flag="--chat-template-kwarg",
     )  # fmt: skip
     trust_request_chat_template: bool = option(
         False, "let requests bring a chat template of their own, which runs in a sandbox", kind=Kind.BOOL

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.base.config import EngineConfig
+from octavo.core.base.errors import ConfigError
 from octavo.core.load.checkpoint import Checkpoint, open_checkpoint
 from octavo.core.load.resolve import resolve_model
 from octavo.core.pool.pooler import Pooler
@@ -51,9 +53,12 @@ def read_text_side(config: EngineConfig, checkpoint: Checkpoint) -> TextSide:
     """Read a model's tokenizer and what ends its replies. Needs no torch, and may run beside the loading of weights.
 
     Raises:
-        CheckpointError: the tokenizer is damaged or of an unsupported kind.
+        CheckpointError: the tokenizer is damaged or of an unsupported kind, or the chat template is not valid.
+        ConfigError: the chat template that the config names can't be read.
     """
     tokenizer = _tokenizer(config, checkpoint)
+    if config.chat_template is not None and tokenizer is not None:
+        tokenizer.chat_template = _read_template(config.chat_template, tokenizer)
     return TextSide(
         tokenizer,
         _eos_token_ids(checkpoint.config, checkpoint.generation_config, tokenizer),
@@ -72,6 +77,20 @@ def _tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None
         return load_tokenizer(other.tokenizer_files(), other.metadata)
     finally:
         other.close()
+
+
+def _read_template(path: str, tokenizer: Tokenizer) -> str:
+    """The chat template in a file, which compiles."""
+    from octavo.core.text.chat import chat_template_of
+
+    try:
+        source = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"chat_template {path} can't be read ({error}); name a jinja file", field="chat_template"
+        ) from error
+    chat_template_of(tokenizer, source)
+    return source
 
 
 def _eos_token_ids(

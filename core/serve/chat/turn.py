@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.params import SamplingParams
 from octavo.core.base.structured import StructuredOutput
@@ -81,6 +83,7 @@ async def read_turn(
     Raises:
         InvalidRequest: naming the field.
     """
+    variables = _defaults(serving.settings.chat_template_kwargs) | dict(variables or {})
     use = read_choice(tools, tool_choice, parallel=parallel_tool_calls)
     _check_demand(use, params)
     engine = serving.engine
@@ -136,6 +139,17 @@ def _template_source(serving: Serving, given: str | None) -> str | None:
             field="chat_template",
         )
     return given
+
+
+def _defaults(texts: Mapping[str, str]) -> dict[str, Any]:
+    """The server's own variables of a template: JSON where a text is some, and the text itself otherwise."""
+    values: dict[str, Any] = {}
+    for name, text in texts.items():
+        try:
+            values[name] = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            values[name] = text
+    return values
 
 
 def _check_template(source: str | None, use: ToolUse, variables: Mapping[str, Any] | None) -> None:
