@@ -126,6 +126,10 @@ def test_values_are_translated(alias: Any) -> None:
     engine, server = parsed(alias.calls.serve(PRESETS["adapters and pages"].split(), {}).words)
     assert (engine.enable_lora, dict(engine.lora_modules)) == (True, {"a": "/a", "b": "/b"})
     assert (server.cors_origins, server.api_key) == (("https://x",), ("k1", "k2"))
+    words = """m --chat-template t.jinja --default-chat-template-kwargs {"enable_thinking":false,"mode":"x"}"""
+    engine, server = parsed(alias.calls.serve(words.split(), {}).words)
+    assert engine.chat_template == "t.jinja"
+    assert dict(server.chat_template_kwargs) == {"enable_thinking": "false", "mode": '"x"'}
     words = "m --max-model-len auto --kv-cache-memory-bytes 2G --gpu-memory-utilization 0.99 --host 127.0.0.1"
     engine, server = parsed(alias.calls.serve(words.split(), {}).words)
     assert engine.max_model_len is None

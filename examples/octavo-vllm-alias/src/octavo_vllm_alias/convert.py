@@ -55,6 +55,15 @@ def adapter(text: str) -> list[str]:
             for each in found]  # fmt: skip
 
 
+def variables(text: str) -> list[str]:
+    """An object as NAME=VALUE, the values in JSON."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return [text]
+    return [f"{name}={json.dumps(value)}" for name, value in found.items()] if isinstance(found, dict) else [text]
+
+
 def slo(text: str) -> str:
     """ttft:500 as ttft=500."""
     name, _, limit = text.partition(":")
@@ -68,6 +77,7 @@ CONVERTERS: Mapping[str, Callable[[str], str | list[str] | None]] = {
     "positive": positive,
     "json-list": json_list,
     "adapter": adapter,
+    "variables": variables,
     "slo": slo,
 }
 """By the name in the table."""
