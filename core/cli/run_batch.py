@@ -57,9 +57,12 @@ def run(args: argparse.Namespace) -> int:
     if in_flight < 1:
         raise ConfigError(f"--max-in-flight is {in_flight}; give at least 1", field="max_in_flight")
     with quiet_imports():
-        output_class, counts = _import()
+        _check_extra()
+        from octavo.core.serve.batch.output import BatchOutput
+        from octavo.core.serve.batch.run import Counts
+
     with _open_input(args.input_file, args.output_file) as source:
-        output = output_class(Path(args.output_file), resume=args.resume)
+        output, counts = BatchOutput(Path(args.output_file), resume=args.resume), Counts()
         kept, started = len(output.done), time.monotonic()
         try:
             asyncio.run(_run(engine, server, source, output, counts, in_flight))
@@ -118,13 +121,9 @@ def _open_input(path: str, output_path: str) -> BinaryIO:
         raise ConfigError(f"--input-file {path}: {error.strerror}", field="input_file") from error
 
 
-def _import() -> tuple[type[BatchOutput], Counts]:
+def _check_extra() -> None:
     try:
         import fastapi  # noqa: F401
         import zmq  # noqa: F401
     except ImportError as error:
         raise ConfigError("octavo run-batch needs the extra serve; pip install 'octavo[serve]'") from error
-    from octavo.core.serve.batch.output import BatchOutput
-    from octavo.core.serve.batch.run import Counts
-
-    return BatchOutput, Counts()
