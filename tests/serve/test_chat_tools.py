@@ -16,7 +16,7 @@ SCRIPTS = {
     "plain": ["Hello", " world", "!"],
     "think": ["<think>", "Hm", ", four?", "</think>", "\n\nFour", "."],
     "call": [
-        "Looking.", "\n", "<tool_call>", '\n{"name": "time", ', '"arguments": {"zone": "CET"}}\n', "</tool_call>",
+        "Looking.", "\n", "<tool_call>", '\n{"name": "', 'time", "arguments": {"zone": "CET"}}\n', "</tool_call>",
         '\n<tool_call>{"name": "city"', ', "arguments": {}}</tool_call', ">",
     ],
     "bare": ['<tool_call>{"name": "city"}', "\n</tool_call>"],
@@ -249,6 +249,30 @@ def test_logprobs_tell_of_all_tokens(talker: Server) -> None:
     assert b"".join(bytes(entry["bytes"] or ()) for entry in whole).decode() == RAW
     chunks = [chunk.choices[0] for chunk in talker.chat("Say call", stream=True, **fields)]
     assert [entry.model_dump() for c in chunks if c.logprobs for entry in c.logprobs.content] == whole
+
+
+def test_strict_tools_hold_calls_and_leave_words_free(talker: Server) -> None:
+    """By the client's own helper, which takes strict tools alone and reads the arguments."""
+    tools: Any = [{"type": "function", "function": {**each["function"], "strict": True}} for each in TOOLS]
+    fields: Any = {"tools": tools, "parallel_tool_calls": False}
+    assert both(talker, "Say call", **fields) == Said("Looking.", "", TWO[:1], "tool_calls")
+    assert both(talker, "Say plain", **fields) == Said("Hello world!", "", [], "stop")
+    with talker.client.chat.completions.stream(
+        model="tiny", messages=[{"role": "user", "content": "Say call"}], temperature=0, **fields
+    ) as stream:
+        kinds = {event.type for event in stream}
+        (choice,) = stream.get_final_completion().choices
+    assert {"content.delta", "tool_calls.function.arguments.done"} <= kinds
+    assert [call.function.parsed_arguments for call in choice.message.tool_calls or ()] == [{"zone": "CET"}]
+
+
+def test_a_strict_tool_is_held_to_its_schema(talker: Server) -> None:
+    def calls(**more: Any) -> list[tuple[str, str]]:
+        tools = [{"type": "function", "function": {"name": "time", "parameters": NOTHING, **more}}]
+        return both(talker, "Say call", tools=tools, parallel_tool_calls=False, max_tokens=60).calls
+
+    assert calls(strict=False) == calls() == TWO[:1]  # as the script has it
+    assert calls(strict=True) == [("time", "{}")]
 
 
 def test_a_form_leaves_room_for_calls(talker: Server) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.structured import StructuredOutput
 from octavo.core.grammar.forms import grammar_of
 from octavo.core.serve.tools.calls import Tools
-from octavo.core.serve.tools.demand import Calls, demanded, framed
+from octavo.core.serve.tools.demand import Calls, demanded, framed, strict
 from octavo.core.serve.tools.registry import CALL_FORMATS, REASONING_FORMATS, ReplyFormat
 from octavo.core.serve.tools.writing import OLDER_DEEPSEEK, OLDER_MISTRAL, WRITINGS, Writing, writable
 from tests.serve.test_tool_parsers import joined
@@ -170,6 +171,47 @@ B: dict[str, Any] = {
     "additionalProperties": False,
 }
 TAG: dict[str, Any] = {"structures": [{"begin": "<a>", "schema": {"const": 3}, "end": "</a>"}], "triggers": ["<a"]}
+TEXTS = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>',
+    "mistral": "[TOOL_CALLS]f[ARGS]%s",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>%s"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "gpt_oss": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>%s",
+}
+"""A call of f in each format that tells calls from words."""
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_strict_tools_leave_words_free_and_hold_calls(vocabulary: Vocabulary, name: str) -> None:
+    if name == "gpt_oss" and not vocabulary.ids:
+        pytest.skip("harmony's marks are special tokens")
+    say = "<|channel|>final<|message|>%s" if name == "gpt_oss" else "%s"
+    call, form = TEXTS[name], ReplyFormat(name, None)
+    calls = Calls(TOOLS, WRITINGS[name], False)
+    held, loose = (
+        strict(replace(calls, loose=names), form, vocabulary.ids.get, inside=False) for names in (set[str](), {"f"})
+    )
+    assert held is not None
+    assert loose is not None
+    right, wrong = call % '{"zone": "CET"}', call % '{"zone": "EST"}'
+    words = "Words, {} and [lists]\n"
+    for text in (say % words, say % "", right):
+        assert vocabulary.accepts(held, text)
+    assert not vocabulary.accepts(held, wrong)
+    assert not vocabulary.accepts(held, call.replace("f", "h") % "{}")
+    assert vocabulary.accepts(loose, wrong)
+    if name != "gpt_oss":  # whose words are a message of their own
+        assert vocabulary.accepts(held, words + right)
+        assert not vocabulary.accepts(held, words + wrong)
+        between = "".join(map(str, WRITINGS[name].between))
+        assert vocabulary.accepts(held, words + right + between + right) is (name != "deepseek_v3")
+
+
+def test_formats_that_tell_calls_by_their_content_are_not_held() -> None:
+    for name in ("llama3_json", "gemma"):
+        assert strict(Calls(TOOLS, WRITINGS[name], False), ReplyFormat(name, None), {}.get, inside=False) is None
+
+
 FORMS: dict[str, tuple[StructuredOutput, str, str]] = {
     "json_schema": (StructuredOutput(json_schema=B), '{"b": 3}', '{"c": 3}'),
     "json_object": (StructuredOutput(json_object=True), '{"any": [3]}', "3"),

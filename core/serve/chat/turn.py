@@ -11,7 +11,7 @@ Every API that talks (chat completions, Responses, Messages) reads its turns her
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ from octavo.core.serve.serving import Serving
 from octavo.core.serve.tools.calls import Tools
 from octavo.core.serve.tools.choice import ToolChoice, ToolUse, read_choice
 from octavo.core.serve.tools.deltas import ToolParser
-from octavo.core.serve.tools.demand import Calls, demanded, framed
+from octavo.core.serve.tools.demand import Calls, demanded, framed, strict
 from octavo.core.serve.tools.registry import ReplyFormat
 from octavo.core.serve.tools.writing import writable, writing_of
 from octavo.core.text.tokenizer import Tokenizer
@@ -181,7 +181,9 @@ def _structured(
     params: SamplingParams, form: ReplyFormat, use: ToolUse, tokenizer: Tokenizer, source: str, prompt_end: str
 ) -> StructuredOutput | None:
     """The form of the whole reply, of calls, reasoning and the form that was asked for; None for free text."""
-    if params.structured is None and not use.must_call:
+    has_strict = use.callable is not None and not use.callable.keys() <= use.loose
+    is_strict = has_strict and writable(form) == form  # calls that are no JSON are read, and not held to anything
+    if params.structured is None and not use.must_call and not is_strict:
         return None
 
     def special_id(text: str) -> int | None:
@@ -194,8 +196,10 @@ def _structured(
     inside = form.begins_inside(prompt_end)
     if params.structured is not None:
         return framed(params.structured, calls, form, special_id, inside=inside)
-    assert calls is not None  # they are demanded
-    return demanded(calls, form, special_id, inside=inside)
+    assert calls is not None  # they are demanded, or must be right
+    if use.must_call:
+        return demanded(calls, form, special_id, inside=inside)
+    return strict(replace(calls, loose=use.loose), form, special_id, inside=inside)
 
 
 def _visible_ids(tokenizer: Tokenizer, form: ReplyFormat, use: ToolUse) -> list[int]:

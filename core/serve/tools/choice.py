@@ -13,7 +13,7 @@ Tools that are not offered stay out of the prompt, so that the model does not tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,12 @@ class ToolUse:
     callable: Tools | None = None
     must_call: bool = False
     is_single: bool = False
+
+    @property
+    def loose(self) -> Set[str]:
+        """Names of the tools that are not strict: unless calls are demanded, their arguments need not fit a schema."""
+        functions = [tool["function"] for tool in self.offered]
+        return {function["name"] for function in functions if function.get("strict") is not True}
 
 
 def read_choice(tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice, *, parallel: bool = True) -> ToolUse:

@@ -1,7 +1,9 @@
 """The form of a reply in which calls are demanded, or in which reasoning or calls may stand in the place of a form.
 
     start: lead? body                 lead: reasoning between its marks; it must come where the prompt has begun it
-    body:  calls | @form              calls: where the reply may or must call; @form: where the request gave a form
+    body:  calls                      demanded(): the reply calls
+         | calls | @form              framed():   it calls, or has the form that the request gave
+         | words? calls | words       strict():   it says what it will, but calls are right
 
 Without this a form would forbid a model to think and to call. The grammar is Lark, as core/grammar compiles it; a mark
 that is a special token is named by its id.
@@ -10,7 +12,7 @@ that is a special token is named by its id.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +25,8 @@ from octavo.core.serve.tools.calls import Tools
 from octavo.core.serve.tools.registry import ReplyFormat
 from octavo.core.serve.tools.writing import Parts, Slot, Writing
 
-ANYTHING = r"/(?s:.*)/"
+ANY_TEXT = r"(?s:.*)"
+ANYTHING = f"/{ANY_TEXT}/"
 SPACE = r"/[ \n]{1,4}/"
 """Between reasoning and what follows."""
 
@@ -39,11 +42,13 @@ class Calls:
         tools: that may be called.
         writing: how they are written.
         is_single: one call at most.
+        loose: names of those whose arguments may be any object.
     """
 
     tools: Tools
     writing: Writing
     is_single: bool
+    loose: Set[str] = frozenset()
 
 
 def demanded(calls: Calls, form: ReplyFormat, token_of: TokenOf, *, inside: bool) -> StructuredOutput:
@@ -72,6 +77,21 @@ def framed(
         rules.add_calls(calls)
     rules.add("answer", f"{rules.items(rules.before_answer)} @form".lstrip())
     return _checked(lambda: replace(wanted, frame=rules.text("answer" if calls is None else "calls | answer")))
+
+
+def strict(calls: Calls, form: ReplyFormat, token_of: TokenOf, *, inside: bool) -> StructuredOutput | None:
+    """The form of a reply that may say anything, whose calls are right. Arguments and errors as above.
+
+    Returns:
+        None where the format tells a call from an answer in JSON by its content alone.
+    """
+    if form.is_harmony:  # whose calls and answers are messages of their own
+        return framed(StructuredOutput(regex=ANY_TEXT), calls, form, token_of, inside=inside)
+    if not calls.writing.may_follow_text:
+        return None
+    rules = _Rules(form, token_of, inside=inside)
+    rules.add_calls(calls, behind_words=True)
+    return _checked(lambda: StructuredOutput(grammar=rules.text(f"calls | {ANYTHING}?")))
 
 
 def _checked(make: Callable[[], StructuredOutput]) -> StructuredOutput:
@@ -117,16 +137,27 @@ class _Rules:
             text = ""
         return " ".join(items + ([_quoted(text)] if text else []))
 
-    def add_calls(self, calls: Calls) -> None:
-        """Add the rule `calls`."""
-        writing = calls.writing
-        names = [f"call_{i}" for i in range(len(calls.tools))]
-        for rule, (name, schema) in zip(names, calls.tools.items(), strict=True):
-            self.add(rule, self.items(writing.call, {Slot.NAME: name, Slot.ARGUMENTS: f"arguments_{rule}"}))
-            self.add(f"arguments_{rule}", f"%json {_arguments_json(schema)}")
-        self.add("call", " | ".join(names))
+    def add_calls(self, calls: Calls, *, behind_words: bool = False) -> None:
+        """Add the rule `calls`; before them any words may come where it says so."""
+        writing, before, first = calls.writing, self.items(calls.writing.before), "call"
+        for i, (name, schema) in enumerate(calls.tools.items()):
+            self.add(f"arguments_{i}", f"%json {_arguments_json({} if name in calls.loose else schema)}")
+        self._add_alternatives("call", calls.tools, writing.call)
+        if behind_words:
+            opening, *head = (*writing.before, *writing.call)[: max(1, len(writing.before))]
+            self._add_until("opening", (str(opening),))
+            before = f"opening {self.items(tuple(head))}"
+            if not writing.before:
+                first = "first"
+                self._add_alternatives(first, calls.tools, writing.call[1:])
         more = "" if calls.is_single or writing.is_single else f"({self.items(writing.between)} call)*"
-        self.add("calls", f"{self.items(writing.before)} call {more} {self.items(writing.after)}")
+        self.add("calls", f"{before} {first} {more} {self.items(writing.after)}")
+
+    def _add_alternatives(self, rule: str, tools: Tools, parts: Parts) -> None:
+        """Add a rule for a call of one of the tools."""
+        for i, name in enumerate(tools):
+            self.add(f"{rule}_{i}", self.items(parts, {Slot.NAME: name, Slot.ARGUMENTS: f"arguments_{i}"}))
+        self.add(rule, " | ".join(f"{rule}_{i}" for i in range(len(tools))))
 
     def _add_thinking(self, opens: tuple[str, ...], closes: tuple[str, ...], *, inside: bool) -> None:
         opening = " | ".join(self.items((mark,)) for mark in opens)
@@ -147,9 +178,9 @@ class _Rules:
         for i, mark in enumerate(marks):
             token_id = self._token_of(mark)
             if token_id is None:
-                self._lines.append(f"{name}_{i}[suffix={_quoted(mark)}]: {ANYTHING}")
+                self._lines.append(f"{name}_{i}[lazy]: {ANYTHING} {_quoted(mark)}")
             else:
-                self.add(f"{name}_{i}", f"{ANYTHING} <[{token_id}]>")
+                self.add(f"{name}_{i}", f"({ANYTHING})? <[{token_id}]>")
         self.add(name, " | ".join(f"{name}_{i}" for i in range(len(marks))))
 
 

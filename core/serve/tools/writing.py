@@ -36,6 +36,7 @@ class Writing:
         call: one call.
         before, between, after: what stands around several.
         is_single: a reply has one call only.
+        may_follow_text: its first text begins calls and nothing else, so that words may come before it.
     """
 
     call: Parts
@@ -43,6 +44,7 @@ class Writing:
     between: Parts = ()
     after: Parts = ()
     is_single: bool = False
+    may_follow_text: bool = False
 
 
 def _json_call(arguments: str) -> Parts:
@@ -61,16 +63,18 @@ WRITINGS: Mapping[str, Writing] = {
     ),
     "deepseek_v3": Writing(
         (deepseek.BEGIN, NAME, deepseek.SEPARATOR, ARGUMENTS, deepseek.END),
-        (deepseek.ALL_BEGIN,), (), (deepseek.ALL_END,),
+        (deepseek.ALL_BEGIN,), (), (deepseek.ALL_END,), may_follow_text=True,
     ),
-    "mistral": Writing((mistral.OPEN, NAME, mistral.ARGS, ARGUMENTS)),
-    "hermes": Writing((hermes.OPEN, "\n", *_json_call("arguments"), "\n", hermes.CLOSE), between=("\n",)),
+    "mistral": Writing((mistral.OPEN, NAME, mistral.ARGS, ARGUMENTS), may_follow_text=True),
+    "hermes": Writing(
+        (hermes.OPEN, "\n", *_json_call("arguments"), "\n", hermes.CLOSE), between=("\n",), may_follow_text=True
+    ),
     PLAIN_JSON: Writing(_json_call("parameters"), between=("; ",)),
     "gemma": Writing(("```json\n", *_json_call("parameters"), "\n```"), between=("\n",)),
 }  # fmt: skip
 """By the name of the format."""
 
-OLDER_MISTRAL = Writing(_json_call("arguments"), (mistral.OPEN, " ["), (", ",), ("]",))
+OLDER_MISTRAL = Writing(_json_call("arguments"), (mistral.OPEN, " ["), (", ",), ("]",), may_follow_text=True)
 OLDER_DEEPSEEK = replace(
     WRITINGS["deepseek_v3"],
     call=(
