@@ -184,6 +184,21 @@ def test_no_client_imports_torch_or_the_engine():
     assert done.returncode == 0, done.stderr
 
 
+def test_no_proxy_stands_before_this_machine(monkeypatch, capsys):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with hello() as server:
+        assert main(["chat", "Hi", "--url", server.url]) == 0
+    assert capsys.readouterr().out == "Hello\n"
+
+
+def test_a_server_may_stand_under_a_path(capsys):
+    with hello() as server:
+        assert main(["chat", "Hi", "--url", f"{server.url}/models/a/v1"]) == 0
+    assert server.asked[0][0] == "/models/a/v1/chat/completions"
+
+
 def test_without_its_extra_it_says_which(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "httpx", None)
     assert main(["chat", "Hi"]) == 2
