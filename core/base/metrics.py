@@ -2,11 +2,13 @@
 
 SchedulerCounters   grows with every step; owned and written by one Scheduler
 SchedulerStats      a frozen snapshot of it with the gauges of the moment, for logs and exporters
+Histogram           how often a quantity fell below each of a few bounds, and its sum
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from octavo.core.base.params import FinishReason
@@ -77,3 +79,32 @@ class SchedulerStats:
     def kv_usage(self) -> float:
         """Share of the KV pool that live requests hold, in [0, 1]."""
         return self.kv_blocks_used / self.kv_blocks_total
+
+
+class Histogram:
+    """Counts of a quantity in ranges. It keeps no observation, so it is as small after a year as at the start.
+
+    Args:
+        bounds: upper ends of the ranges, rising; the last range has none.
+
+    Attributes:
+        counts: observations in each range alone, one more than bounds.
+        total: their sum.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation; a bound belongs to the range that it ends."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        """Observations so far."""
+        return sum(self.counts)

@@ -31,6 +31,7 @@ from octavo.core.engine.adapter_calls import AdapterDesk, AsyncAdapterMethods
 from octavo.core.engine.call_stream import CallStream
 from octavo.core.engine.channel import EngineChannel
 from octavo.core.engine.front import Front, load_front
+from octavo.core.engine.observer import Observer, RequestReport
 from octavo.core.engine.output_processor import OutputProcessor
 from octavo.core.engine.outputs import RequestOutput
 from octavo.core.engine.pooling_calls import PoolingCall, PoolingDoor
@@ -59,6 +60,9 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
         model: a directory, a .gguf file, a Hugging Face id, or a demo name.
         options: the other fields of `EngineConfig`, by name.
 
+    Attributes:
+        observer: its measurements; only to be read.
+
     Raises:
         ConfigError: an option is wrong.
     """
@@ -72,6 +76,7 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
         self._receiver: asyncio.Task[None] | None = None
         self._cause_of_end: str | None = None
         self._last_progress = 0.0
+        self.observer = Observer()
         self._ended = asyncio.Event()
 
     async def start(self) -> None:
@@ -169,7 +174,7 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
         Arguments and errors are those of `generate`; when one prompt is refused, none goes on.
         """
         read = await self._reading(sampling_params, options)
-        stream = await self._submit(prompts, read, every_piece=True)
+        stream = await self._submit(prompts, read, every_piece=True, report=options.get("report"))
         try:
             while (item := await stream.next()) is not None:
                 yield item
@@ -194,7 +199,8 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
     ) -> list[RequestOutput]:
         """Continue several prompts to their ends, in the order given; as `generate_many` otherwise."""
         read = await self._reading(sampling_params, options)
-        return await self._complete(await self._submit(prompts, read, every_piece=False))
+        stream = await self._submit(prompts, read, every_piece=False, report=options.get("report"))
+        return await self._complete(stream)
 
     async def chat(
         self,
@@ -295,10 +301,15 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
             self._drop(stream)
 
     async def _submit(
-        self, prompts: Sequence[Item], read: Callable[[str, Item], EngineRequest], *, every_piece: bool
+        self,
+        prompts: Sequence[Item],
+        read: Callable[[str, Item], EngineRequest],
+        *,
+        every_piece: bool,
+        report: RequestReport | None = None,
     ) -> CallStream:
         """Check requests, open their stream and send them: all, or when one is refused none."""
-        front = self._started
+        front, since = self._started, time.monotonic()
         ids = [str(next(self._ids)) for _ in prompts]
         requests: list[EngineRequest] = await asyncio.to_thread(lambda: list(map(read, ids, prompts)))
         stream = CallStream({request_id: place for place, request_id in enumerate(ids)}, every_piece=every_piece)
@@ -308,6 +319,7 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
             for request, prompt in zip(requests, prompts, strict=True):
                 self._streams[request.request_id] = stream
                 front.processor.add(request, prompt if isinstance(prompt, str) else None)
+                self.observer.submitted(request, since, report)
                 self._send(messages.submit_of(request))
         except BaseException:
             self._drop(stream)
@@ -343,6 +355,9 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
 
     def _hand_out(self, message: messages.Outputs, processor: OutputProcessor) -> None:
         processed = processor.process(message.outputs)
+        if message.step is not None:
+            self.observer.stepped(message.step)
+        self.observer.took(processed.pieces, self._last_progress)
         for piece in processed.pieces:
             self._streams[piece.request_id].put(piece)
         for stop in processed.stops:
@@ -353,6 +368,7 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
         if stream is not None:
             error = messages.error_of(message)
             assert isinstance(error, OctavoError)
+            self.observer.refused(message.request_id)
             stream.fail(error)
 
     def _drop(self, stream: CallStream) -> None:
@@ -363,6 +379,8 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
             still_open += self._started.processor.open_choices(request_id)
             self._started.processor.discard(request_id)
         if still_open:
+            reason = FinishReason.ABORT if self._cause_of_end is None else FinishReason.ERROR
+            self.observer.dropped(still_open, reason, time.monotonic())
             with suppress(EngineDead):
                 self._send(messages.Abort(still_open, FinishReason.ABORT))
 

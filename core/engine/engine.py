@@ -27,11 +27,11 @@ from octavo.core.engine.adapter_book import AdapterBook
 from octavo.core.engine.executor import Executor, make_executor
 from octavo.core.engine.grammars import Grammars
 from octavo.core.engine.prompt_scores import PromptLogprobsLimit
-from octavo.core.engine.wire import EngineOutput, EngineRequest, choice_id, split_choice_id
+from octavo.core.engine.wire import EngineOutput, EngineRequest, StepFacts, choice_id, split_choice_id
 from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.sched.block_manager import BlockManager
-from octavo.core.sched.output import RequestDelta
+from octavo.core.sched.output import RequestDelta, SchedulerOutput
 from octavo.core.sched.policy import SchedulerLimits, WholePromptLimit
 from octavo.core.sched.request import Request
 from octavo.core.sched.scheduler import Scheduler
@@ -81,6 +81,7 @@ class Engine:
         self.adapters = AdapterBook(executor, is_enabled=config.serves_adapters, first=first)
         self._seeds = random.Random(config.seed)
         self._dead: str | None = None
+        self._last_step: StepFacts | None = None
 
     @classmethod
     def from_checkpoint(cls, config: EngineConfig, checkpoint: Checkpoint) -> Self:
@@ -170,7 +171,9 @@ class Engine:
         self._check_alive()
         try:
             outputs = self._fail(self._grammars.book.settle())
+            began = time.monotonic()
             scheduled, failed = self._grammars.mask(self._scheduler.schedule())
+            self._last_step = _facts(scheduled, began)
             outputs += self._fail(failed)
             result = self._executor.execute(scheduled)
             deltas = self._scheduler.update(scheduled, result)
@@ -180,6 +183,11 @@ class Engine:
             self._dead = f"a step of the engine failed: {type(error).__name__}: {error}; make a new engine"
             raise
         return outputs
+
+    def take_step(self) -> StepFacts | None:
+        """What the last step did to whom, once; None when it was taken before."""
+        facts, self._last_step = self._last_step, None
+        return facts
 
     def watched(self) -> Sequence[int]:
         """File descriptors that become readable when something ends the engine between two steps: then `check`."""
@@ -238,6 +246,15 @@ class Engine:
     def _check_alive(self) -> None:
         if self._dead is not None:
             raise EngineDead(self._dead)
+
+
+def _facts(scheduled: SchedulerOutput, began: float) -> StepFacts:
+    return StepFacts(
+        began=began,
+        num_tokens=scheduled.total_num_scheduled_tokens,
+        started=[split_choice_id(new.request_id) for new in scheduled.new_requests],
+        preempted=[split_choice_id(name) for name in scheduled.preempted_request_ids],
+    )
 
 
 def _output(delta: RequestDelta) -> EngineOutput:

@@ -22,7 +22,7 @@ from octavo.core.base.lora import AdapterInfo
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.base.pooling import PoolingJob
-from octavo.core.engine.wire import EngineOutput, EngineRequest
+from octavo.core.engine.wire import EngineOutput, EngineRequest, StepFacts
 
 
 class Start(Struct, frozen=True):
@@ -86,10 +86,11 @@ class Ready(Struct, frozen=True, tag=True):
 
 
 class Outputs(Struct, frozen=True, tag=True):
-    """What a step, or what came between two steps, brought; perhaps nothing but new figures."""
+    """What a step, or what came between two steps, brought; perhaps nothing but new figures. step: None between."""
 
     outputs: list[EngineOutput]
     stats: SchedulerStats
+    step: StepFacts | None = None
 
 
 class Refused(Struct, frozen=True, tag=True):

@@ -63,7 +63,7 @@ class EngineLoop:
             outputs = self._receive(wait=not engine.has_work())
             if engine.has_work():
                 outputs += engine.step()
-            self._send(messages.Outputs(outputs, engine.stats()))
+            self._send(messages.Outputs(outputs, engine.stats(), engine.take_step()))
 
     def _receive(self, *, wait: bool) -> list[EngineOutput]:
         """Handle what has arrived; with `wait`, sleep until something does."""

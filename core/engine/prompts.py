@@ -16,6 +16,7 @@ from octavo.core.base.lora import LoRARequest
 from octavo.core.base.params import SamplingParams
 from octavo.core.base.structured import FIELD
 from octavo.core.engine.grammars import vocabulary_of
+from octavo.core.engine.observer import RequestReport
 from octavo.core.engine.wire import EngineRequest
 from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.pool.pooler import Pooler
@@ -38,11 +39,13 @@ class RequestOptions(TypedDict, total=False):
         priority: lower runs earlier, under the policy "priority".
         cache_salt: only requests of one salt share cached prefixes.
         lora_request: the low-rank adapter that they run with; one that is not loaded is read from its path, and stays.
+        report: filled in with what became of them.
     """
 
     priority: int
     cache_salt: str | None
     lora_request: LoRARequest | None
+    report: RequestReport | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,23 @@ class EngineOutput:
     pooled: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """What one step did to whom, for those who measure.
+
+    Attributes:
+        began: when it was scheduled, in seconds of time.monotonic(), which all processes of a machine share.
+        num_tokens: computed in it.
+        started: choices that began to run in it, those that come back after a preemption too.
+        preempted: choices that lost their place before it.
+    """
+
+    began: float
+    num_tokens: int
+    started: list[tuple[str, int]]
+    preempted: list[tuple[str, int]]
+
+
 def choice_id(request_id: str, index: int) -> str:
     """The scheduler's name of one choice."""
     return f"{request_id}#{index}"
