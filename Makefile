@@ -1,6 +1,7 @@
 # Octavo's verbs. They need Python 3.11 or newer and a C++ compiler; everything else goes into $(VENV).
 #
 #   make run PROMPT="Tell me a joke."      make test TESTS=tests/sched      make run PYTHON=python3.12
+#   make test WORKERS=8                    in so many processes; each test file is one process's
 #   make run PIP_ARGS="..."                further arguments for pip, such as the index of CPU builds of torch
 PYTHON   ?= python3
 VENV     ?= .venv
@@ -8,6 +9,7 @@ PIP_ARGS ?=
 MODEL    ?= smollm2
 PROMPT   ?= Why is the sky blue? Answer in two sentences.
 TESTS    ?= tests
+WORKERS  ?= 2
 JOBS     ?=
 BACKEND  ?= cpu
 PROFILE  ?= core
@@ -32,8 +34,8 @@ help: ## list the verbs
 run: $(VENV)/.octavo-run ## set everything up and answer PROMPT with MODEL, streaming, on the CPU
 	$(BIN)/octavo run "$$MODEL" "$$PROMPT"
 
-test: $(VENV)/.octavo-dev ## set up what the tests need and run them (TESTS=path for some)
-	$(BIN)/python -m pytest -q $(TESTS)
+test: $(VENV)/.octavo-dev ## set up what the tests need and run them (TESTS=path for some, WORKERS=n at once)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(TESTS)
 
 nightly: $(VENV)/.octavo-dev ## millions of random steps and more; takes hours, rewrites docs/reports/nightly.md (JOBS=names)
 	$(BIN)/python tests/nightly.py $(JOBS)
