@@ -59,6 +59,7 @@ def read_text_side(config: EngineConfig, checkpoint: Checkpoint) -> TextSide:
     tokenizer = _tokenizer(config, checkpoint)
     if config.chat_template is not None and tokenizer is not None:
         tokenizer.chat_template = _read_template(config.chat_template, tokenizer)
+        tokenizer.tool_chat_template = None
     return TextSide(
         tokenizer,
         _eos_token_ids(checkpoint.config, checkpoint.generation_config, tokenizer),

@@ -22,7 +22,7 @@ from octavo.core.load.demos import DEMO_MODELS, locate_demo
 # What a text model needs from the hub; pickled weights and other formats stay there.
 HUB_PATTERNS = (
     "*.json", "model*.safetensors", "*_Dense/model.safetensors", "tokenizer.model", "merges.txt", "vocab.txt",
-    "sentencepiece.bpe.model", "chat_template.jinja",
+    "sentencepiece.bpe.model", "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
 )  # fmt: skip
 _DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}")

@@ -46,6 +46,7 @@ TOKENIZER_FILES = (
     "spiece.model",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
 )
 _DTYPE_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32}
 _DTYPE_BITS |= {"F32": 32, "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}

@@ -51,6 +51,7 @@ class ChatTemplate:
     Args:
         source: jinja source.
         special_tokens: role -> token; the template sees them as variables (`bos_token`, …).
+        with_tools: the source for conversations with tools, of a model that has two.
         now: the clock behind `strftime_now`.
 
     Raises:
@@ -58,7 +59,12 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], *, now: Callable[[], datetime] = datetime.now
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        with_tools: str | None = None,
+        now: Callable[[], datetime] = datetime.now,
     ) -> None:
         if len(source) > MAX_TEMPLATE_CHARS:
             raise CheckpointError(
@@ -72,6 +78,7 @@ class ChatTemplate:
                 f"the chat template is not valid jinja, line {error.lineno}: {error.message}", field="chat_template"
             ) from error
         self._special_tokens = dict(special_tokens)
+        self._with_tools = None if with_tools is None else ChatTemplate(with_tools, special_tokens, now=now)
 
     def render(
         self,
@@ -94,6 +101,14 @@ class ChatTemplate:
         Raises:
             InvalidRequest: a message is malformed, or the template refuses or fails.
         """
+        if tools and self._with_tools is not None:
+            return self._with_tools.render(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                variables=variables,
+            )
         if not messages:
             raise InvalidRequest("messages is empty; give at least one message", field="messages")
         checked = [self._prepare(i, message) for i, message in enumerate(messages)]
@@ -209,10 +224,11 @@ def chat_template_of(tokenizer: Tokenizer, source: str | None = None) -> ChatTem
         InvalidRequest: the model has none.
         CheckpointError: it has one that can't be used.
     """
-    source = tokenizer.chat_template if source is None else source
-    if source is None:
+    if source is not None:
+        return ChatTemplate(source, tokenizer.special_tokens)
+    if tokenizer.chat_template is None:
         raise InvalidRequest("this model has no chat template; use completions", field="messages")
-    return ChatTemplate(source, tokenizer.special_tokens)
+    return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, with_tools=tokenizer.tool_chat_template)
 
 
 def encode_chat(tokenizer: Tokenizer, text: str) -> list[int]:

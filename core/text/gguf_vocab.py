@@ -68,6 +68,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         special_tokens=special,
         eos_token_ids=tuple(dict.fromkeys(i for key in _END_KEYS if (i := vocab.token_id(key)) >= 0)),
         chat_template=metadata.get("tokenizer.chat_template"),
+        tool_chat_template=metadata.get("tokenizer.chat_template.tool_use"),
     )
 
 

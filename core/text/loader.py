@@ -4,6 +4,7 @@
     tokenizer_config.json    which tokens play the roles of bos, eos, …; the chat template of older models
     special_tokens_map.json  the roles, in directories without tokenizer_config.json
     chat_template.jinja      the chat template; goes before the one in tokenizer_config.json
+    additional_chat_templates/tool_use.jinja    the one for conversations with tools, of models that have two
 
 Directories without tokenizer.json (tokenizer.model, vocab.json with merges.txt, tekken.json, …) are converted by
 transformers, imported for them alone; no code from a model directory is ever run.
@@ -29,6 +30,7 @@ _OTHER_FORMATS = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
+TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -86,6 +88,7 @@ def tokenizer_from_files(files: Mapping[str, Path]) -> Tokenizer:
         special_tokens=special,
         eos_token_ids=() if eos is None else (eos,),
         chat_template=_chat_template(files, config),
+        tool_chat_template=_tool_chat_template(files, config),
     )
 
 
@@ -126,10 +129,22 @@ def _chat_template(files: Mapping[str, Path], config: Mapping[str, Any]) -> str 
     """The default chat template; files go before tokenizer_config.json."""
     if (path := files.get("chat_template.jinja")) is not None:
         return _read_text(path)
-    template = _read_object(files.get("chat_template.json")).get("chat_template", config.get("chat_template"))
-    if isinstance(template, list):  # several, by name
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+    return _named_template(files, config, "default")
+
+
+def _tool_chat_template(files: Mapping[str, Path], config: Mapping[str, Any]) -> str | None:
+    """The chat template for conversations with tools, of the models that have two."""
+    if (path := files.get(TOOL_TEMPLATE_FILE)) is not None:
+        return _read_text(path)
+    return None if "chat_template.jinja" in files else _named_template(files, config, "tool_use")
+
+
+def _named_template(files: Mapping[str, Path], config: Mapping[str, Any], name: str) -> str | None:
+    """A template of those in JSON; where there is only one, it is the default."""
+    given = _read_object(files.get("chat_template.json")).get("chat_template", config.get("chat_template"))
+    several = given if isinstance(given, list) else [{"name": "default", "template": given}]
+    named = {entry.get("name"): entry.get("template") for entry in several if isinstance(entry, dict)}
+    template = named.get(name)
     return template if isinstance(template, str) else None
 
 

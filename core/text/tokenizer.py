@@ -31,6 +31,7 @@ class Tokenizer:
         special_tokens: role -> token ("bos_token", "eos_token", …), as a chat template sees them.
         eos_token_ids: ids that end a reply according to the tokenizer; a model's generation config may name more.
         chat_template: the model's jinja template, if it has one.
+        tool_chat_template: the one for conversations with tools, where a model has two.
 
     Raises:
         CheckpointError: tokens can't be turned into bytes (byte_table.py).
@@ -43,6 +44,7 @@ class Tokenizer:
         special_tokens: Mapping[str, str],
         eos_token_ids: tuple[int, ...],
         chat_template: str | None = None,
+        tool_chat_template: str | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -51,6 +53,7 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens)
         self.eos_token_ids = eos_token_ids
         self.chat_template = chat_template
+        self.tool_chat_template = tool_chat_template
         self.bos_token_id = self.token_id(special_tokens["bos_token"]) if "bos_token" in special_tokens else None
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self.adds_bos = self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]

@@ -147,6 +147,13 @@ def test_reasoning_has_all_names_that_templates_read(name):
     assert beside_a_call == ("Hm,Hm,Hm;" if name == "thinking" else "Hm,Hm,;")
 
 
+def test_a_model_may_have_a_template_of_its_own_for_tools():
+    template = ChatTemplate("plain {{ messages[0].content }}", {}, with_tools="{{ tools }} {{ messages[0].content }}")
+    assert template.render([user("x")]) == "plain x"
+    assert template.render([user("x")], tools=[]) == "plain x"
+    assert template.render([user("x")], tools=["f"]) == "['f'] x"
+
+
 OPEN = [user("Where?"), {"role": "assistant", "content": " I will go "}]
 
 

@@ -8,8 +8,15 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from octavo.core.base.errors import CheckpointError
+from octavo.core.load.resolve import HUB_PATTERNS
+from octavo.core.load.safetensors import TOKENIZER_FILES
 from octavo.core.text.byte_table import byte_alphabet
-from octavo.core.text.loader import load_tokenizer, tokenizer_from_directory
+from octavo.core.text.loader import (
+    TOOL_TEMPLATE_FILE,
+    load_tokenizer,
+    tokenizer_from_directory,
+    tokenizer_from_files,
+)
 
 
 @pytest.fixture
@@ -65,8 +72,22 @@ def test_the_template_file_goes_before_the_config(directory):
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "named"}]
     write(directory / "tokenizer_config.json", chat_template=named)
     assert tokenizer_from_directory(directory).chat_template == "named"
+    assert tokenizer_from_directory(directory).tool_chat_template == "tools"
     (directory / "chat_template.jinja").write_text("from file")
-    assert tokenizer_from_directory(directory).chat_template == "from file"
+    both = tokenizer_from_directory(directory)
+    assert (both.chat_template, both.tool_chat_template) == ("from file", None)
+
+
+def test_a_file_of_its_own_holds_the_template_for_tools(directory):
+    (directory / "chat_template.jinja").write_text("plain")
+    (directory / "additional_chat_templates").mkdir()
+    file = directory / "additional_chat_templates" / "tool_use.jinja"
+    file.write_text("tools")
+    files = {path.name: path for path in directory.iterdir()} | {TOOL_TEMPLATE_FILE: file}
+    found = tokenizer_from_files(files)
+    assert (found.chat_template, found.tool_chat_template) == ("plain", "tools")
+    assert TOOL_TEMPLATE_FILE in TOKENIZER_FILES
+    assert TOOL_TEMPLATE_FILE in HUB_PATTERNS
 
 
 def test_no_tokenizer_is_none_for_a_checkpoint_and_an_error_for_a_directory(tmp_path):

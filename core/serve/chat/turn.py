@@ -87,7 +87,7 @@ async def read_turn(
     use = read_choice(tools, tool_choice, parallel=parallel_tool_calls)
     _check_demand(use, params)
     engine = serving.engine
-    source = _template_source(serving, chat_template)
+    source = _template_source(serving, chat_template, with_tools=bool(use.offered))
     form = ReplyFormat.of(serving.settings.tool_call_parser, serving.settings.reasoning_parser, source)
     _check_template(source, use, variables)
     token_ids = await engine.read_chat(
@@ -129,10 +129,13 @@ async def turn_of(serving: Serving, body: ChatCompletionRequest) -> ChatTurn:
     )
 
 
-def _template_source(serving: Serving, given: str | None) -> str | None:
+def _template_source(serving: Serving, given: str | None, *, with_tools: bool) -> str | None:
     """The template that a request is rendered by; None where the model has none."""
     if given is None:
-        return None if serving.engine.tokenizer is None else serving.engine.tokenizer.chat_template
+        tokenizer = serving.engine.tokenizer
+        if tokenizer is None or not with_tools or tokenizer.chat_template is None:
+            return None if tokenizer is None else tokenizer.chat_template
+        return tokenizer.tool_chat_template or tokenizer.chat_template
     if not serving.settings.trust_request_chat_template:
         raise InvalidRequest(
             "chat_template is taken only by a server that runs with --trust-request-chat-template; leave it out",
