@@ -126,7 +126,7 @@ class ChatTemplate:
                     f"chat_template_kwargs may not set {name}, which the template gets anyway",
                     field="chat_template_kwargs",
                 )
-        text = self._run(**given, **(variables or {}))
+        text = self._run({**given, **(variables or {})})
         return _cut_open(text) if continue_final_message else text
 
     @cached_property
@@ -135,12 +135,7 @@ class ChatTemplate:
         probe = "content probe"
         try:
             plain, parts = (
-                self._run(
-                    **self._special_tokens,
-                    messages=[{"role": "user", "content": content}],
-                    add_generation_prompt=False,
-                    tools=None,
-                )
+                self._probe([{"role": "user", "content": content}])
                 for content in (probe, [{"type": "text", "text": probe}])
             )
         except InvalidRequest:
@@ -150,11 +145,11 @@ class ChatTemplate:
     @cached_property
     def takes_objects(self) -> bool:
         """Whether the template reads the arguments of past calls as objects, and not as texts."""
-        return reads_objects(
-            lambda messages: self._run(
-                **self._special_tokens, messages=messages, add_generation_prompt=False, tools=None
-            )
-        )
+        return reads_objects(self._probe)
+
+    def _probe(self, messages: Sequence[Message]) -> str:
+        """What a conversation becomes as it is. Raises InvalidRequest."""
+        return self._run({**self._special_tokens, "messages": messages, "add_generation_prompt": False, "tools": None})
 
     def _prepare(self, index: int, message: Message) -> dict[str, Any]:
         """A message as the template gets it: a role, and content it can read."""
@@ -195,12 +190,12 @@ class ChatTemplate:
         _name_reasoning(prepared)
         return prepared
 
-    def _run(self, **variables: Any) -> str:
+    def _run(self, variables: Mapping[str, Any]) -> str:
         deadline = time.monotonic() + MAX_RENDER_SECONDS
         pieces: list[str] = []
         length = 0
         try:
-            for piece in self._template.generate(**variables):
+            for piece in self._template.generate(variables):
                 pieces.append(piece)
                 length += len(piece)
                 if length > MAX_RENDERED_CHARS or time.monotonic() > deadline:

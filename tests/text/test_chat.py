@@ -147,6 +147,12 @@ def test_reasoning_has_all_names_that_templates_read(name):
     assert beside_a_call == ("Hm,Hm,Hm;" if name == "thinking" else "Hm,Hm,;")
 
 
+@pytest.mark.parametrize("name", ["self", "args", "messages_", "", "loop", "range", "raise_exception"])
+def test_variables_may_have_any_name(smollm2_chat, name):
+    """Those that Python's calls use among them."""
+    assert smollm2_chat.render([user("x")], variables={name: 1}) == smollm2_chat.render([user("x")])
+
+
 def test_a_model_may_have_a_template_of_its_own_for_tools():
     template = ChatTemplate("plain {{ messages[0].content }}", {}, with_tools="{{ tools }} {{ messages[0].content }}")
     assert template.render([user("x")]) == "plain x"
