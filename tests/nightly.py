@@ -33,6 +33,7 @@ JOBS = {
     "conformance": ("the suite's own tests, with new examples", ["tests/conformance"]),
     "text": ("tokenisers, streamed text and sampling, with new examples", ["tests/text", "tests/sample"]),
     "load": ("hostile files and formats, with new examples", ["tests/load"]),
+    "overload": ("2,000 requests at four times what the server bears", ["tests/serve/test_overload.py"]),
     "packages": ("the example packages and the guide, end to end", ["tests/packaging"]),
 }
 
