@@ -6,10 +6,11 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import httpx
+import pydantic
 import pytest
 
 from octavo.core.base.config import ServeConfig
@@ -186,16 +187,20 @@ def test_stop_sequences(scripted: Server, claude: anthropic.Anthropic) -> None:
     assert reply.content[0].text == "Hello "
 
 
-def test_a_form(server: Server) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"age": {"enum": [7]}},
-        "required": ["age"],
-        "additionalProperties": False,
-    }
-    form = {"format": {"type": "json_schema", "schema": schema}}
-    reply = server.post("messages", **fields_of("Hi", {"output_config": form})).json()
-    assert json.loads(reply["content"][0]["text"]) == {"age": 7}
+class Person(pydantic.BaseModel):
+    """What a reply is parsed to."""
+
+    age: Literal[7, 8]
+    adult: bool
+
+
+def test_the_client_parses_a_reply_to_its_own_class(server: Server) -> None:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        reply = client.messages.parse(
+            model="tiny", max_tokens=60, messages=user({"type": "text", "text": "Hi"}), output_format=Person
+        )
+    assert reply.parsed_output.age in (7, 8)
+    assert reply.stop_reason == "end_turn"
 
 
 def test_the_assistants_turn_goes_on(scripted: Server, claude: anthropic.Anthropic) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from octavo.core.base.params import FinishReason
@@ -234,6 +235,24 @@ def test_text_has_the_form_asked_for(server: Server) -> None:
     assert loose.output_text.startswith("{")
 
 
+class Person(pydantic.BaseModel):
+    """What a reply is parsed to."""
+
+    age: Literal[7, 8]
+    adult: bool
+
+
+def test_the_client_parses_a_reply_to_its_own_class(server: Server) -> None:
+    reply = server.client.responses.parse(
+        model="tiny", input="Hi", text_format=Person, max_output_tokens=60, temperature=0
+    )
+    assert reply.output_parsed.age in (7, 8)
+    with server.client.responses.stream(
+        model="tiny", input="Hi", text_format=Person, max_output_tokens=60, temperature=0
+    ) as stream:
+        assert stream.get_final_response().output_parsed == reply.output_parsed
+
+
 def test_logprobs_belong_to_the_text(scripted: Server) -> None:
     fields: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": TOOLS}
     for word, tokens in (
@@ -342,5 +361,15 @@ def test_unknown_models_and_fields(scripted: Server) -> None:
         scripted.client.responses.create(model="other", input="x")
     reply = scripted.post("responses", input="Say plain", wibble=1)
     assert reply.headers["x-octavo-ignored-fields"] == "wibble"
-    gone = scripted.http.get("/v1/responses/resp_1")
-    assert error_of(gone, 404)["message"]
+
+
+def test_nothing_is_kept(scripted: Server) -> None:
+    reply = ask(scripted, "Say plain", store=True)
+    for gone in (
+        scripted.client.responses.retrieve,
+        scripted.client.responses.delete,
+        scripted.client.responses.cancel,
+    ):
+        with pytest.raises(openai.NotFoundError, match="no response is kept"):
+            gone(reply.id)
+    assert error_of(scripted.http.get(f"/v1/responses/{reply.id}/input_items"), 404)["type"] == "invalid_request_error"

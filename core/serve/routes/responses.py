@@ -1,11 +1,11 @@
-"""POST /v1/responses."""
+"""POST /v1/responses. What OpenAI has below that path needs responses that are kept, and is answered with 404."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 
 from octavo.core.serve.blocks import BlockReader
 from octavo.core.serve.chat.turn import ChatTurn, read_turn
@@ -44,6 +44,11 @@ def install(app: FastAPI, serving: Serving) -> None:
             reader = BlockReader(turn.open_parser(), parallel=body.allows_several_calls)
             reply = ResponsesReply(body.model, body.echo(), reader, engine.tokenizer, turn.params)
             return await answer(engine, request, body, [turn.token_ids], turn.params, reply, adapter)
+
+    @app.api_route("/v1/responses/{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    async def kept() -> Response:
+        """Nothing is kept that could be fetched, continued, cancelled or deleted."""
+        raise HTTPException(404, "no response is kept here, whatever its request said of store")
 
 
 async def _read(serving: Serving, body: ResponsesRequest) -> ChatTurn:
