@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from octavo.core.cli.client import Client, add_client_flags, address_of
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{fields['model']} at {address.url}; Ctrl-C ends a reply, Ctrl-D everything.", file=sys.stderr)
         while (line := ask()) is not None:
             if line.strip():
-                shown_or_told(lambda line=line: _answer(client, line, fields))  # type: ignore[misc]
+                shown_or_told(partial(_answer, client, line, fields))
     return 0
 
 

@@ -78,9 +78,11 @@ def test_ctrl_c_ends_the_reply_and_its_request_and_ctrl_d_the_session(server):
         terminal.wait_for("> ")
         terminal.type("half a line\x03")
         terminal.wait_for("Ctrl-D ends")
+        terminal.wait_for("> ")
         terminal.type("ABC\n")
         terminal.wait_for("DEFGH ok")
         terminal.wait_for("tokens/s")
+        terminal.wait_for("> ")  # before it waits for a line, the end would be lost
         terminal.type("\x04")
         assert terminal.end() == 0
 
@@ -91,6 +93,7 @@ def test_a_conversation_goes_to_the_server(server):
             terminal.wait_for("> ")
             terminal.type(f"{line}\n")
             terminal.wait_for("forgotten" if line == "/reset" else "Hello!")
+        terminal.wait_for("> ")  # before it waits for a line, the end would be lost
         terminal.type("\x04")
         assert terminal.end() == 0
 
