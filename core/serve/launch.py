@@ -16,15 +16,15 @@ import dataclasses
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from octavo import __version__
 from octavo.core.base.config import EngineConfig, ServeConfig
 from octavo.core.base.errors import ConfigError, EngineDead
 from octavo.core.engine.async_engine import AsyncEngine
-from octavo.core.serve.tls import check_certificate
+from octavo.core.serve.tls import check_certificate, renew_certificate
 
 if TYPE_CHECKING:
     import uvicorn
@@ -117,7 +117,9 @@ async def _serve(config: EngineConfig, server: ServeConfig, listener: socket.soc
         host, port = listener.getsockname()[:2]
         scheme = "http" if server.ssl_certfile is None else "https"
         sys.stderr.write(f"octavo: serving {names[0]} on {scheme}://{_address(host, port)}\n")
-        await _serve_app(app, engine, listener, signals, server)
+        web = _web_server(app, server)
+        async with renewing(web, server):
+            await _serve_app(web, app, engine, listener, signals, server)
     finally:
         await engine.close()
     return 0
@@ -155,14 +157,18 @@ async def _or_signal(work: Coroutine[Any, Any, FastAPI], signals: _Signals) -> F
 
 
 async def _serve_app(
-    app: FastAPI, engine: AsyncEngine, listener: socket.socket, signals: _Signals, server: ServeConfig
+    web: uvicorn.Server,
+    app: FastAPI,
+    engine: AsyncEngine,
+    listener: socket.socket,
+    signals: _Signals,
+    server: ServeConfig,
 ) -> None:
     """Answer until a signal or the engine's end, then end as gently as can be.
 
     Raises:
         EngineDead: the engine ended by itself.
     """
-    web = _web_server(app, server)
     serving = asyncio.create_task(web.serve(sockets=[listener]))
     first, second = asyncio.create_task(signals.first.wait()), asyncio.create_task(signals.second.wait())
     engine_ended = asyncio.create_task(engine.wait_ended())
@@ -190,6 +196,22 @@ async def _wait_idle(engine: AsyncEngine) -> None:
     """Return when no request is left."""
     while engine.num_unfinished:
         await asyncio.sleep(POLL_SECONDS)
+
+
+@asynccontextmanager
+async def renewing(web: uvicorn.Server, server: ServeConfig) -> AsyncGenerator[None]:
+    """While this is open, new connections get the certificate in the files as they are."""
+    web.config.load()
+    if web.config.ssl is None:
+        yield
+        return
+    watching = asyncio.create_task(renew_certificate(web.config.ssl, server))
+    try:
+        yield
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
 
 
 def _web_server(app: FastAPI, server: ServeConfig) -> uvicorn.Server:

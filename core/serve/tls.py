@@ -1,11 +1,19 @@
-"""The certificate that HTTPS needs, checked before anything is loaded."""
+"""The certificate that HTTPS needs: checked before anything is loaded, and read again when its files change."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import ssl
 
 from octavo.core.base.config import ServeConfig
 from octavo.core.base.errors import ConfigError
+
+RENEW_SECONDS = 5.0
+"""How often it is looked whether the files have changed."""
+
+logger = logging.getLogger(__name__)
 
 
 def check_certificate(settings: ServeConfig) -> None:
@@ -24,6 +32,42 @@ def check_certificate(settings: ServeConfig) -> None:
             "give a PEM certificate and its unencrypted key",
             field="ssl_certfile",
         ) from error
+
+
+async def renew_certificate(context: ssl.SSLContext, settings: ServeConfig) -> None:
+    """Give new connections the certificate in the files as they are. Runs until it is cancelled.
+
+    What does not fit together is told and passed over: the other half of a renewal comes with the next look.
+
+    Args:
+        context: that serves now.
+    """
+    assert settings.ssl_certfile is not None
+    seen = _stamps(settings)
+    while True:
+        await asyncio.sleep(RENEW_SECONDS)
+        found = _stamps(settings)
+        if found == seen:
+            continue
+        seen = found
+        try:
+            check_certificate(settings)
+            context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password=_no_password)
+            logger.info("the certificate was renewed")
+        except (ConfigError, OSError) as error:
+            logger.warning("the certificate was changed and can't be used yet: %s", error)
+
+
+def _stamps(settings: ServeConfig) -> list[tuple[int, int, int] | None]:
+    """What changes when a file does; None for one that is not there."""
+    stamps: list[tuple[int, int, int] | None] = []
+    for path in (settings.ssl_certfile, settings.ssl_keyfile):
+        try:
+            found = os.stat(path or "")
+            stamps.append((found.st_ino, found.st_mtime_ns, found.st_size))
+        except OSError:
+            stamps.append(None)
+    return stamps
 
 
 def _no_password() -> str:
