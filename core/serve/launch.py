@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
+    from octavo.core.text.tokenizer import Tokenizer
+
 KEEP_ALIVE_SECONDS = 75
 """How long an idle connection stays open: longer than clients and load balancers keep theirs (5 to 60 s), so that it
 is they who close and no request meets a closing connection."""
@@ -114,6 +116,7 @@ async def _serve(config: EngineConfig, server: ServeConfig, listener: socket.soc
         if app is None:
             sys.stderr.write("octavo: ended before the model was loaded\n")
             return INTERRUPTED
+        _tell_format(engine.tokenizer, server)
         host, port = listener.getsockname()[:2]
         scheme = "http" if server.ssl_certfile is None else "https"
         sys.stderr.write(f"octavo: serving {names[0]} on {scheme}://{_address(host, port)}\n")
@@ -123,6 +126,16 @@ async def _serve(config: EngineConfig, server: ServeConfig, listener: socket.soc
     finally:
         await engine.close()
     return 0
+
+
+def _tell_format(tokenizer: Tokenizer | None, server: ServeConfig) -> None:
+    """Say how replies to chats are read, which a chat template may have decided."""
+    if tokenizer is None or tokenizer.chat_template is None:
+        return
+    from octavo.core.serve.tools.registry import ReplyFormat
+
+    template = tokenizer.tool_chat_template or tokenizer.chat_template
+    sys.stderr.write(f"octavo: {ReplyFormat.of(server.tool_call_parser, server.reasoning_parser, template)}\n")
 
 
 async def _start(engine: AsyncEngine, names: Sequence[str], server: ServeConfig) -> FastAPI:

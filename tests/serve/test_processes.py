@@ -113,8 +113,9 @@ def stream(client: httpx.Client, **fields: Any) -> Any:
 
 
 def test_a_taken_port_and_an_idle_end(serve: Callable[..., Serve]) -> None:
-    first = serve()
+    first = serve("--tool-call-parser", "hermes")
     client = first.wait_ready()
+    assert "octavo: calls of tools are read as hermes, reasoning is left in the text\n" in first.log()
     assert client.get("/health").status_code == 200
     second = serve(port=client.base_url.port)
     assert second.wait() == 2

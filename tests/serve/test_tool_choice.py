@@ -9,7 +9,7 @@ import pytest
 from octavo.core.base.config import REASONING_PARSERS, TOOL_CALL_PARSERS
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.serve.tools.choice import ToolUse, read_choice
-from octavo.core.serve.tools.registry import CALL_FORMATS, REASONING_FORMATS
+from octavo.core.serve.tools.registry import CALL_FORMATS, REASONING_FORMATS, ReplyFormat
 
 F: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 G: dict[str, Any] = {"type": "function", "function": {"name": "g"}}
@@ -64,6 +64,18 @@ def test_wrong_choices_are_refused(tools: Any, choice: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         read_choice(tools, choice)
     assert refusal.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("calls", "reasoning", "said"),
+    [
+        ("none", "none", "calls of tools are left in the text, reasoning is left in the text"),
+        ("hermes", "qwen3", "calls of tools are read as hermes, reasoning is read as qwen3"),
+        ("gpt_oss", "none", "calls of tools are read as gpt_oss, reasoning is read as gpt_oss"),
+    ],
+)
+def test_a_format_says_what_it_reads(calls: str, reasoning: str, said: str) -> None:
+    assert str(ReplyFormat.of(calls, reasoning, None)) == said
 
 
 def test_the_options_name_every_parser() -> None:

@@ -104,6 +104,15 @@ class ReplyFormat:
         reasoning_signs = {name: each[1] for name, each in REASONING_FORMATS.items()}
         return cls(_chosen(calls, signs, template or ""), _chosen(reasoning, reasoning_signs, template or ""))
 
+    def __str__(self) -> str:
+        """In words, for the log."""
+        calls, reasoning = (HARMONY, HARMONY) if self.is_harmony else (self.calls, self.reasoning)
+        read = [
+            f"{what} {'left in the text' if name is None else f'read as {name}'}"
+            for what, name in (("calls of tools are", calls), ("reasoning is", reasoning))
+        ]
+        return ", ".join(read)
+
     @property
     def thinking(self) -> Thinking | None:
         """How reasoning is marked; None where it is not, or where one parser reads all."""
