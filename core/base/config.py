@@ -212,6 +212,9 @@ class ServeConfig:
         {}, "a variable of the chat template where a request gives none, NAME=VALUE in JSON or a text; may be repeated",
         kind=Kind.MAP, flag="--chat-template-kwarg",
     )  # fmt: skip
+    vllm_metrics: bool = option(
+        True, "give /metrics under vLLM's names as well, which gateways and autoscalers read", kind=Kind.BOOL
+    )
     trust_request_chat_template: bool = option(
         False, "let requests bring a chat template of their own, which runs in a sandbox", kind=Kind.BOOL
     )

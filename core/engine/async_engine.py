@@ -37,6 +37,7 @@ from octavo.core.engine.outputs import RequestOutput
 from octavo.core.engine.pooling_calls import PoolingCall, PoolingDoor
 from octavo.core.engine.pooling_methods import AsyncPoolingMethods
 from octavo.core.engine.prompts import Message, Prompt, RequestOptions
+from octavo.core.engine.state_calls import AsyncStateMethods
 from octavo.core.engine.wire import EngineRequest
 from octavo.core.load.resolve import resolve_model
 from octavo.core.text.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ Result = TypeVar("Result")
 NOT_STARTED = "the engine was not started; use `async with` or await start()"
 
 
-class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
+class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods, AsyncStateMethods):
     """A model in its own process, for one event loop.
 
         async with AsyncEngine("smollm2") as engine:
@@ -265,9 +266,11 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
     def _pooling(self) -> PoolingDoor:
         return self._started.pooling
 
-    async def _run_pooling(self, call: PoolingCall[Result], priority: int) -> list[Result]:
+    async def _run_pooling(
+        self, call: PoolingCall[Result], priority: int, report: RequestReport | None
+    ) -> list[Result]:
         read = partial(self._pooling.read, priority=priority)
-        stream = await self._submit(call.inputs, read, every_piece=False)
+        stream = await self._submit(call.inputs, read, every_piece=False, report=report)
         return call.finish(await self._complete(stream))
 
     async def _reading(
@@ -306,7 +309,7 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
         read: Callable[[str, Item], EngineRequest],
         *,
         every_piece: bool,
-        report: RequestReport | None = None,
+        report: RequestReport | None,
     ) -> CallStream:
         """Check requests, open their stream and send them: all, or when one is refused none."""
         front, since = self._started, time.monotonic()
@@ -343,8 +346,8 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
                         self._hand_out(message, front.processor)
                     case messages.Refused():
                         self._refuse(message)
-                    case messages.AdaptersChanged():
-                        front.desk.take(message)
+                    case messages.AdaptersChanged() | messages.StateRead():
+                        front.take(message)
                     case messages.Failed():
                         return self._end(messages.cause_of(message))
         except EngineDead as error:
@@ -393,4 +396,4 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods):
         for stream in self._streams.values():
             stream.fail(EngineDead(cause))
         if self._front is not None:
-            self._front.desk.end(cause)
+            self._front.end(cause)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from octavo.core.base.pooling import PoolingParams
+from octavo.core.engine.observer import RequestReport
 from octavo.core.engine.pooling_calls import PoolingCall, PoolingDoor
 from octavo.core.engine.pooling_outputs import (
     ClassificationRequestOutput,
@@ -93,7 +94,7 @@ class PoolingMethods(ABC):
 
 
 class AsyncPoolingMethods(ABC):
-    """What `AsyncEngine` adds for them: see PoolingMethods for arguments, results and errors."""
+    """What `AsyncEngine` adds for them: see PoolingMethods for arguments, results and errors. A report is filled in."""
 
     @property
     @abstractmethod
@@ -101,7 +102,9 @@ class AsyncPoolingMethods(ABC):
         """Of the model. Raises EngineDead before the start and after the end."""
 
     @abstractmethod
-    async def _run_pooling(self, call: PoolingCall[Result], priority: int) -> list[Result]:
+    async def _run_pooling(
+        self, call: PoolingCall[Result], priority: int, report: RequestReport | None
+    ) -> list[Result]:
         """Run a call's texts and finish it."""
 
     async def embed(
@@ -112,25 +115,37 @@ class AsyncPoolingMethods(ABC):
         normalize: bool | None = None,
         prompt_name: str | None = None,
         priority: int = 0,
+        report: RequestReport | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The embedding of each text."""
         params = PoolingParams(dimensions=dimensions, normalize=normalize)
-        return await self._run_pooling(self._pooling.embed(as_prompts(prompts), params, prompt_name), priority)
+        return await self._run_pooling(self._pooling.embed(as_prompts(prompts), params, prompt_name), priority, report)
 
     async def classify(
-        self, prompts: Prompt | Sequence[Prompt], *, use_activation: bool | None = None, priority: int = 0
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_activation: bool | None = None,
+        priority: int = 0,
+        report: RequestReport | None = None,
     ) -> list[ClassificationRequestOutput]:
         """The probability of each label for each text."""
         params = PoolingParams(use_activation=use_activation)
-        return await self._run_pooling(self._pooling.classify(as_prompts(prompts), params), priority)
+        return await self._run_pooling(self._pooling.classify(as_prompts(prompts), params), priority, report)
 
     async def score(
-        self, queries: Texts, documents: Texts, *, use_activation: bool | None = None, priority: int = 0
+        self,
+        queries: Texts,
+        documents: Texts,
+        *,
+        use_activation: bool | None = None,
+        priority: int = 0,
+        report: RequestReport | None = None,
     ) -> list[ScoringRequestOutput]:
         """How well texts go together."""
         params = PoolingParams(use_activation=use_activation)
         call = self._pooling.score(_as_texts(queries), _as_texts(documents), params)
-        return await self._run_pooling(call, priority)
+        return await self._run_pooling(call, priority, report)
 
     async def encode(
         self,
@@ -138,10 +153,11 @@ class AsyncPoolingMethods(ABC):
         pooling_params: PoolingParams | None = None,
         *,
         priority: int = 0,
+        report: RequestReport | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """What the model's pooler makes of each text."""
         call = self._pooling.encode(as_prompts(prompts), pooling_params or PoolingParams())
-        return await self._run_pooling(call, priority)
+        return await self._run_pooling(call, priority, report)
 
 
 def _as_texts(texts: Texts) -> Sequence[str]:

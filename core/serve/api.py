@@ -8,6 +8,8 @@
     routes/adapters.py     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
     routes/models.py       GET  /v1/models
     routes/health.py       GET  /health, /ready, /version
+    routes/state.py        GET  /engine/state
+    routes/metrics.py      GET  /metrics
 
 Bytes come in, a checked request goes to the engine, JSON or server-sent events go out.
 """
@@ -19,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from octavo.core.base.config import ServeConfig
@@ -26,8 +29,20 @@ from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve import failures
 from octavo.core.serve.body import JsonRoute
 from octavo.core.serve.door import Door
+from octavo.core.serve.metrics.watch import Watch
 from octavo.core.serve.request_ids import RequestIds
-from octavo.core.serve.routes import adapters, chat, completions, health, messages, models, pooling, responses
+from octavo.core.serve.routes import (
+    adapters,
+    chat,
+    completions,
+    health,
+    messages,
+    metrics,
+    models,
+    pooling,
+    responses,
+    state,
+)
 from octavo.core.serve.serving import Serving
 
 ROUTES: Sequence[Callable[[FastAPI, Serving], None]] = (
@@ -39,6 +54,8 @@ ROUTES: Sequence[Callable[[FastAPI, Serving], None]] = (
     adapters.install,
     models.install,
     health.install,
+    state.install,
+    metrics.install,
 )
 """Each adds its routes to an app."""
 
@@ -59,11 +76,16 @@ def create_app(engine: AsyncEngine, names: Sequence[str], version: str, settings
     serving = Serving(engine, tuple(names), settings, version, int(time.time()))
     for install in ROUTES:
         install(app, serving)
+    app.state.paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
     return app
 
 
 def _surround(app: FastAPI, engine: AsyncEngine, settings: ServeConfig) -> None:
-    """What every request passes, from the outside in: its id, CORS, the door."""
+    """What every request passes, from the outside in: the watch, its id, CORS, the door."""
+
+    def paths() -> frozenset[str]:
+        """Of all routes; they are added after this."""
+        return app.state.paths  # type: ignore[no-any-return]
 
     def door(inner: ASGIApp) -> Door:
         made = app.state.door = Door(inner, engine, settings)
@@ -75,5 +97,11 @@ def _surround(app: FastAPI, engine: AsyncEngine, settings: ServeConfig) -> None:
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
     app.add_middleware(RequestIds)
+
+    def watch(inner: ASGIApp) -> Watch:
+        made = app.state.watch = Watch(inner, paths, ())
+        return made
+
+    app.add_middleware(watch)
     # Built now: what is wrong with the keys is told before the first request, and the door can be closed at any time.
     app.middleware_stack = app.build_middleware_stack()

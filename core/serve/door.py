@@ -24,8 +24,12 @@ from octavo.core.base.errors import ConfigError
 from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve.failures import error_body, error_response
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Paths that need no key, so that an orchestrator can probe them."""
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+"""Paths that need no key and stay open while the server drains, so that an orchestrator can probe and scrape them.
+
+Scrapers send no key by default, and what /metrics tells (load, names of model and adapters) is meant for whoever
+reaches the port; a proxy in front can hide it.
+"""
 
 RETRY_SECONDS = 1
 

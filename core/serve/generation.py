@@ -13,6 +13,7 @@ from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.engine.prompts import Prompt, RequestOptions
 from octavo.core.serve.answers import CLIENT_CLOSED_REQUEST, headers_of
 from octavo.core.serve.failures import json_response
+from octavo.core.serve.metrics.watch import report_of
 from octavo.core.serve.replies import Reply, check_choices
 from octavo.core.serve.streams import ClientGone, EventStream, open_stream, unless_gone
 
@@ -43,6 +44,7 @@ async def answer(
         "priority": body.priority,
         "cache_salt": body.cache_salt,
         "lora_request": adapter,
+        "report": report_of(request),
     }
     try:
         if body.stream:

@@ -26,6 +26,7 @@ from octavo.core.engine.pooling_outputs import (
 )
 from octavo.core.serve.answers import CLIENT_CLOSED_REQUEST, headers_of
 from octavo.core.serve.failures import json_response
+from octavo.core.serve.metrics.watch import report_of
 from octavo.core.serve.pooling_schema import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -57,6 +58,7 @@ def install(app: FastAPI, serving: Serving) -> None:
             normalize=body.normalize,
             prompt_name=body.prompt_name,
             priority=body.priority,
+            report=report_of(request),
         )
         as_base64 = body.encoding_format == "base64"
         return await _answer(request, body, work, lambda outputs: _embeddings(outputs, body.model, as_base64))
@@ -65,21 +67,35 @@ def install(app: FastAPI, serving: Serving) -> None:
     async def classify(body: ClassifyRequest, request: Request) -> Response:
         """The labels' probabilities for each input."""
         check(body)
-        work = engine.classify(body.input, use_activation=body.use_activation, priority=body.priority)
+        work = engine.classify(
+            body.input, use_activation=body.use_activation, priority=body.priority, report=report_of(request)
+        )
         return await _answer(request, body, work, lambda outputs: _classes(outputs, body.model))
 
     @app.post("/v1/score")
     async def score(body: ScoreRequest, request: Request) -> Response:
         """One score for each pair of texts."""
         check(body)
-        work = engine.score(body.text_1, body.text_2, use_activation=body.use_activation, priority=body.priority)
+        work = engine.score(
+            body.text_1,
+            body.text_2,
+            use_activation=body.use_activation,
+            priority=body.priority,
+            report=report_of(request),
+        )
         return await _answer(request, body, work, lambda outputs: _scores(outputs, body.model))
 
     @app.post("/v1/rerank")
     async def rerank(body: RerankRequest, request: Request) -> Response:
         """The documents, best first."""
         check(body)
-        work = engine.score(body.query, body.documents, use_activation=body.use_activation, priority=body.priority)
+        work = engine.score(
+            body.query,
+            body.documents,
+            use_activation=body.use_activation,
+            priority=body.priority,
+            report=report_of(request),
+        )
         return await _answer(request, body, work, lambda outputs: _ranking(outputs, body.model, body))
 
 
