@@ -31,6 +31,7 @@ from octavo.core.engine.wire import EngineOutput, EngineRequest, StepFacts, choi
 from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.sched.block_manager import BlockManager
+from octavo.core.sched.block_map import BlockMap
 from octavo.core.sched.output import RequestDelta, SchedulerOutput
 from octavo.core.sched.policy import SchedulerLimits, WholePromptLimit
 from octavo.core.sched.request import Request
@@ -204,6 +205,10 @@ class Engine:
     def stats(self) -> SchedulerStats:
         """Gauges and totals at this moment."""
         return self._scheduler.stats()
+
+    def draw_kv(self) -> BlockMap:
+        """A picture of the KV pool; slow, for those who look."""
+        return self._blocks.draw()
 
     def op_choices(self) -> tuple[OpChoice, ...]:
         """Which implementation runs each op, with reasons and the calls of fallbacks."""

@@ -15,6 +15,7 @@ from octavo.core.engine.loading import TextSide, open_model, read_text_side
 from octavo.core.engine.output_processor import OutputProcessor
 from octavo.core.engine.pooling_calls import PoolingDoor
 from octavo.core.engine.prompts import PromptReader, ServedModel
+from octavo.core.engine.state_calls import StateDesk
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class Front:
         reader, pooling: make requests of what callers give.
         processor: makes text of what the engine sends.
         desk: calls about adapters that wait for their answer.
+        states: questions about the engine's state.
         stats: the engine's, of its last message.
     """
 
@@ -34,7 +36,20 @@ class Front:
     pooling: PoolingDoor
     processor: OutputProcessor
     desk: AdapterDesk
+    states: StateDesk
     stats: SchedulerStats
+
+    def take(self, answer: messages.AdaptersChanged | messages.StateRead) -> None:
+        """Hand an answer of the engine process to whoever asked."""
+        if isinstance(answer, messages.AdaptersChanged):
+            self.desk.take(answer)
+        else:
+            self.states.take(answer)
+
+    def end(self, cause: str) -> None:
+        """The engine is gone: no question gets an answer."""
+        self.desk.end(cause)
+        self.states.end(cause)
 
 
 async def load_front(config: EngineConfig, channel: EngineChannel, send: Callable[[messages.ToEngine], None]) -> Front:
@@ -58,7 +73,8 @@ async def load_front(config: EngineConfig, channel: EngineChannel, send: Callabl
     )
     reader = PromptReader(model, grammar_timeout_seconds=config.grammar_timeout_seconds)
     door, processor = PoolingDoor(model, reader), OutputProcessor(text.tokenizer)
-    return Front(model, reader, door, processor, AdapterDesk(send, ready.adapters), ready.stats)
+    desk = AdapterDesk(send, ready.adapters)
+    return Front(model, reader, door, processor, desk, StateDesk(send), ready.stats)
 
 
 def _text_side(config: EngineConfig) -> TextSide:

@@ -1,7 +1,7 @@
 """What an engine process and its front say to each other: tagged msgpack, over two local sockets.
 
-    front  ── Submit · Abort · ResetPrefixCache · LoadAdapter · UnloadAdapter · Stop ──>  engine process
-    front  <── Ready · Outputs · Refused · AdaptersChanged · Failed ──                    engine process
+    front  ── Submit · Abort · ResetPrefixCache · LoadAdapter · UnloadAdapter · ReadState · Stop ──>  engine process
+    front  <── Ready · Outputs · Refused · AdaptersChanged · StateRead · Failed ──                    engine process
 
 Every Outputs carries the scheduler's figures, so that metrics cost no question of their own. Start is said first, as
 a line of JSON on the process's stdin, before either side needs the sockets.
@@ -23,6 +23,7 @@ from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.base.pooling import PoolingJob
 from octavo.core.engine.wire import EngineOutput, EngineRequest, StepFacts
+from octavo.core.sched.block_map import BlockMap
 
 
 class Start(Struct, frozen=True):
@@ -72,6 +73,10 @@ class UnloadAdapter(Struct, frozen=True, tag=True):
     name: str
 
 
+class ReadState(Struct, frozen=True, tag=True):
+    """Tell what the engine is doing."""
+
+
 class Stop(Struct, frozen=True, tag=True):
     """End the process."""
 
@@ -118,8 +123,15 @@ class AdaptersChanged(Struct, frozen=True, tag=True):
     refused: Failed | None
 
 
-ToEngine = Submit | Abort | ResetPrefixCache | LoadAdapter | UnloadAdapter | Stop
-FromEngine = Ready | Outputs | Refused | AdaptersChanged | Failed
+class StateRead(Struct, frozen=True, tag=True):
+    """What the engine is doing, between two steps."""
+
+    stats: SchedulerStats
+    kv: BlockMap
+
+
+ToEngine = Submit | Abort | ResetPrefixCache | LoadAdapter | UnloadAdapter | ReadState | Stop
+FromEngine = Ready | Outputs | Refused | AdaptersChanged | StateRead | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -91,6 +91,8 @@ class EngineLoop:
                 self._engine.reset_prefix_cache()
             case messages.LoadAdapter() | messages.UnloadAdapter():
                 self._change_adapters(message)
+            case messages.ReadState():
+                self._send(messages.StateRead(self._engine.stats(), self._engine.draw_kv()))
             case messages.Stop():
                 self._running = False
         return []

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.sched import integrity
+from octavo.core.sched.block_map import BlockMap, draw
 from octavo.core.sched.block_pool import Block, BlockPool
 from octavo.core.sched.kv_groups import KVGroupSpec, peak_blocks
 from octavo.core.sched.output import BlockIds
@@ -102,6 +103,10 @@ class BlockManager:
     def num_cached_blocks(self) -> int:
         """Blocks that a prefix hit can find, held or free."""
         return self._pool.num_cached
+
+    def draw(self) -> BlockMap:
+        """A picture of the pool; slow, for those who look."""
+        return draw(self._pool, self._leading_group.block_size)
 
     def peak_blocks(self, num_tokens: int) -> int:
         """The fewest blocks with which num_tokens tokens of one request alone can be computed."""
