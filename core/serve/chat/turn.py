@@ -10,6 +10,7 @@ Every API that talks (chat completions, Responses, Messages) reads its turns her
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -84,13 +85,11 @@ async def read_turn(
         InvalidRequest: naming the field.
     """
     variables = _defaults(serving.settings.chat_template_kwargs) | dict(variables or {})
-    use = read_choice(tools, tool_choice, parallel=parallel_tool_calls)
+    use = await asyncio.to_thread(read_choice, tools, tool_choice, parallel=parallel_tool_calls)
     _check_demand(use, params)
-    engine = serving.engine
     source = _template_source(serving, chat_template, with_tools=bool(use.offered))
-    form = ReplyFormat.of(serving.settings.tool_call_parser, serving.settings.reasoning_parser, source)
     _check_template(source, use, variables)
-    token_ids = await engine.read_chat(
+    token_ids = await serving.engine.read_chat(
         messages,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
@@ -98,16 +97,25 @@ async def read_turn(
         tools=use.offered,
         variables=variables,
     )
-    assert engine.tokenizer is not None  # it has just read the chat
-    if continue_final_message:
-        prompt_end = form.end_of(_words(messages[-1]))
-    else:
-        prompt_end = engine.tokenizer.decode(token_ids[-END_TOKENS:], skip_special_tokens=False)
+    said = _words(messages[-1]) if continue_final_message else None
+    return await asyncio.to_thread(_turn, serving, token_ids, params, use, source or "", said)
+
+
+def _turn(
+    serving: Serving, token_ids: list[int], params: SamplingParams, use: ToolUse, source: str, said: str | None
+) -> ChatTurn:
+    """The turn of a prompt; `said` is what the message has that it goes on with. Raises InvalidRequest."""
+    tokenizer, settings = serving.engine.tokenizer, serving.settings
+    assert tokenizer is not None  # it has just read the chat
+    form = ReplyFormat.of(settings.tool_call_parser, settings.reasoning_parser, source)
     form = _held(form, use, params)
-    visible = _visible_ids(engine.tokenizer, form, use)
+    if said is None:
+        prompt_end = tokenizer.decode(token_ids[-END_TOKENS:], skip_special_tokens=False)
+    else:
+        prompt_end = form.end_of(said)
     params = params.with_(
-        visible_special_token_ids=(*params.visible_special_token_ids, *visible),
-        structured=_structured(params, form, use, engine.tokenizer, source or "", prompt_end),
+        visible_special_token_ids=(*params.visible_special_token_ids, *_visible_ids(tokenizer, form, use)),
+        structured=_structured(params, form, use, tokenizer, source, prompt_end),
     )
     return ChatTurn(token_ids, params, form, use.callable, prompt_end)
 
