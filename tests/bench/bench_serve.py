@@ -1,15 +1,18 @@
-"""What HTTP costs: the same requests offline and over a socket, in turns, with one engine configuration.
+"""What HTTP costs: the same requests offline, from AsyncEngine and over a socket, in turns, with one configuration.
 
     PYTHONPATH=src python tests/bench/bench_serve.py [--model smollm2] [--clients 16] [--rounds 3]     one line of JSON
 
-Offline is `LLM.generate` with as many requests at once as there are clients; HTTP is `octavo serve` under
-`octavo bench serve`. Client and server share the machine's cores with the engine, so the ratio is that of a small
-machine; `front_us_per_token` is the CPU time of the server's own process, which a larger one does not notice.
+Offline is `LLM.generate` with as many requests at once as there are clients; the front is `AsyncEngine` with as many
+streams; HTTP is `octavo serve` under `octavo bench serve`. `added_itl_ms` is HTTP's median gap less the front's. Client
+and server share the machine's cores with the engine, so the ratio is that of a small machine; `front_us_per_token` is
+the CPU time of the server's own process, which a larger one does not notice.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import itertools
 import json
 import os
 import random
@@ -23,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, AsyncEngine, SamplingParams
 
 OCTAVO = [sys.executable, "-m", "octavo.core.cli.main"]
 ENVIRON = {**os.environ, "PYTHONPATH": "src"}
@@ -47,6 +50,35 @@ def offline(llm: LLM, requests: list[dict[str, Any]]) -> float:
     started = time.perf_counter()
     outputs = llm.generate([each["prompt"] for each in requests], params)
     return sum(len(output.outputs[0].token_ids) for output in outputs) / (time.perf_counter() - started)
+
+
+class Front:
+    """An AsyncEngine in this process."""
+
+    def __init__(self, model: str, options: dict[str, Any]) -> None:
+        self._runner = asyncio.Runner()
+        self._engine = AsyncEngine(model, **options)
+        self._runner.run(self._engine.start())
+
+    def itl_p50(self, requests: list[dict[str, Any]], clients: int) -> float:
+        """The median gap between the pieces of a stream, in seconds."""
+        return statistics.median(self._runner.run(self._gaps(requests, clients)))
+
+    async def _gaps(self, requests: list[dict[str, Any]], clients: int) -> list[float]:
+        places, gaps = asyncio.Semaphore(clients), []
+
+        async def one(request: dict[str, Any]) -> None:
+            params = SamplingParams(temperature=0.0, max_tokens=request["new"], ignore_eos=True)
+            async with places:
+                times = [time.perf_counter() async for _ in self._engine.generate(request["prompt"], params)]
+            gaps.extend(later - earlier for earlier, later in itertools.pairwise(times))
+
+        await asyncio.gather(*map(one, requests))
+        return gaps
+
+    def close(self) -> None:
+        self._runner.run(self._engine.close())
+        self._runner.close()
 
 
 class Served:
@@ -98,29 +130,29 @@ def main() -> None:
     requests = workload(args.requests)
     flags = ["--dtype", "float32", "--max-num-seqs", str(args.clients), "--max-model-len", "512", "--no-progress"]
     flags += ["--no-enable-prefix-caching", "--served-model-name", "m"]
-    served = Served(args.model, flags)
+    options = {"dtype": "float32", "max_num_seqs": args.clients, "max_model_len": 512, "progress": False}
+    options |= {"enable_prefix_caching": False}
+    served, front = Served(args.model, flags), Front(args.model, options)
     rounds = []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        LLM(
-            args.model,
-            dtype="float32",
-            max_num_seqs=args.clients,
-            max_model_len=512,
-            progress=False,
-            enable_prefix_caching=False,
-        ) as llm,
-    ):
+    with tempfile.TemporaryDirectory() as folder, LLM(args.model, **options) as llm:
         path = Path(folder) / "workload.json"
         path.write_text(json.dumps({"name": "w2", "requests": requests}))
         try:
             offline(llm, requests[: args.clients])
             for _ in range(args.rounds):
-                rounds.append({"offline_tps": round(offline(llm, requests), 2)} | served.run("m", path, args.clients))
+                figures = {
+                    "offline_tps": offline(llm, requests),
+                    "front_itl_p50": front.itl_p50(requests, args.clients),
+                }
+                rounds.append(figures | served.run("m", path, args.clients))
         finally:
             served.close()
+            front.close()
     names = ("offline_tps", "out_tps", "front_us_per_token", "client_us_per_event", "ttft_p50", "itl_p50", "itl_p99")
-    result = {name: statistics.median(each[name] for each in rounds) for name in names}
+    result = {name: round(statistics.median(each[name] for each in rounds), 5) for name in (*names, "front_itl_p50")}
+    result["added_itl_ms"] = round(
+        1e3 * statistics.median(each["itl_p50"] - each["front_itl_p50"] for each in rounds), 2
+    )
     ratio = statistics.median(each["out_tps"] / each["offline_tps"] for each in rounds)
     print(json.dumps({"model": args.model, "clients": args.clients, **result, "http_over_offline": round(ratio, 3)}))
 
