@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ FORMATS = [
 
 
 def reply_of(form: ReplyFormat, *, parallel: bool, echoed: str) -> ChatReply:
-    tokenizer: Any = None  # which only logprobs are written with
+    tokenizer: Any = SimpleNamespace(special_ids=frozenset(), token_bytes=lambda token_id: b"")
     return ChatReply(
         "tiny",
         tokenizer,

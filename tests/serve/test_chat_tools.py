@@ -301,6 +301,20 @@ def test_reasoning_is_split_from_the_answer(talker: Server) -> None:
     assert both(talker, "Say think", max_tokens=3) == Said("", "Hm, four?", [], "length")
 
 
+def test_usage_tells_the_tokens_of_reasoning(talker: Server) -> None:
+    def counted(word: str, **fields: Any) -> list[int]:
+        fields = {"temperature": 0, **fields}
+        whole = talker.chat(f"Say {word}", **fields).usage
+        *_, last = talker.chat(f"Say {word}", stream=True, stream_options={"include_usage": True}, **fields)
+        return [usage.completion_tokens_details.reasoning_tokens for usage in (whole, last.usage)]
+
+    assert counted("think") == [2, 2]  # "Hm" and ", four?"
+    assert counted("think", n=2) == [4, 4]
+    assert counted("think", include_reasoning=False) == [2, 2]
+    assert counted("think", max_tokens=2) == [1, 1]
+    assert counted("plain") == counted("call", tools=TOOLS) == [0, 0]
+
+
 def test_a_reply_may_begin_inside_reasoning(talker: Server) -> None:
     variables = {"begin_thinking": True}
     assert both(talker, "Say", chat_template_kwargs=variables) == Said("Four.", "Hm, four?", [], "stop")

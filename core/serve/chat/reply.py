@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine.outputs import CompletionOutput, RequestOutput
+from octavo.core.serve.chat.reasoning_count import ReasoningCount
 from octavo.core.serve.logprobs import ChatLogprobs
 from octavo.core.serve.replies import DONE, Json, Usage, event, failed_chunks, head, usage_of
 from octavo.core.serve.tools.message import ChoiceMessage
@@ -24,7 +25,7 @@ class ChatReply:
 
     Args:
         model: the served name.
-        tokenizer: writes logprobs as text and bytes.
+        tokenizer: writes tokens as text and bytes.
         params: of the conversation.
         open_message: makes the message of a choice.
         echoed: comes before each choice's content.
@@ -49,11 +50,12 @@ class ChatReply:
         self._echoed = echoed
         self._include_usage = include_usage
         self._usage = Usage()
+        self._reasoning = ReasoningCount(tokenizer, params)
 
     def body(self, outputs: Sequence[RequestOutput]) -> Json:
         """See Reply."""
         choices = [self._whole(choice) for output in outputs for choice in output.outputs]
-        return {**self._head, "choices": choices, "usage": usage_of(outputs).json()}
+        return {**self._head, "choices": choices, "usage": self._usage_json(usage_of(outputs))}
 
     def events(self, prompt_index: int, piece: RequestOutput) -> bytes:
         """See Reply."""
@@ -62,16 +64,20 @@ class ChatReply:
 
     def end(self) -> bytes:
         """See Reply."""
-        usage = {**self._chunk_head, "choices": [], "usage": self._usage.json()}
+        usage = {**self._chunk_head, "choices": [], "usage": self._usage_json(self._usage)}
         return (event(usage) if self._include_usage else b"") + DONE
 
     def failure(self, error: Exception) -> bytes:
         """See Reply."""
         return failed_chunks(error)
 
+    def _usage_json(self, usage: Usage) -> Json:
+        return {**usage.json(), "completion_tokens_details": {"reasoning_tokens": self._reasoning.tokens}}
+
     def _whole(self, choice: CompletionOutput) -> Json:
         message = self._open_message()
         written = message.message(choice.text)
+        self._reasoning.take(choice, message.reasoned)
         if self._echoed:
             written["content"] = self._echoed + (written["content"] or "")
         return self._choice(choice, "message", written, finish_reason(choice, message))
@@ -84,6 +90,7 @@ class ChatReply:
             message = self._messages[choice.index] = self._open_message()
             events = event(self._chunk_of(_role_of(choice, self._echoed)))
         gained = message.delta(choice.text, ended=choice.finish_reason is not None)
+        self._reasoning.take(choice, message.reasoned)
         if gained or choice.finish_reason is not None or (self._logprobs is not None and choice.token_ids):
             events += event(self._chunk_of(self._choice(choice, "delta", gained, finish_reason(choice, message))))
         return events

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.core.serve.tools.deltas import CallStart, Delta, ReasoningDelta, TextDelta, ToolParser
+from octavo.core.serve.tools.deltas import CallStart, ReasoningDelta, TextDelta, ToolParser
 
 Json = dict[str, Any]
 
@@ -25,6 +25,7 @@ class ChoiceMessage:
 
     Attributes:
         num_calls: calls given so far.
+        reasoned: what the model said to itself in the last piece, whether it is left out or not.
     """
 
     def __init__(self, parser: ToolParser, *, parallel: bool = True, reasoning: bool = True) -> None:
@@ -32,16 +33,19 @@ class ChoiceMessage:
         self._parallel = parallel
         self._reasoning = reasoning
         self.num_calls = 0
+        self.reasoned = ""
 
     def delta(self, text: str, *, ended: bool) -> Json:
         """What the next piece of text adds; empty for nothing."""
         deltas = self._parser.feed(text) + (self._parser.finish() if ended else [])
-        content, reasoning, calls = "", "", list[Json]()
-        for each in filter(self._is_wanted, deltas):
+        content, self.reasoned, calls = "", "", list[Json]()
+        for each in deltas:
             if isinstance(each, TextDelta):
                 content += each.text
             elif isinstance(each, ReasoningDelta):
-                reasoning += each.text
+                self.reasoned += each.text
+            elif each.index > 0 and not self._parallel:
+                continue
             elif isinstance(each, CallStart):
                 self.num_calls += 1
                 function = {"name": each.name, "arguments": ""}
@@ -50,6 +54,7 @@ class ChoiceMessage:
                 calls[-1]["function"]["arguments"] += each.text
             else:
                 calls.append({"index": each.index, "function": {"arguments": each.text}})
+        reasoning = self.reasoned if self._reasoning else ""
         gained: Json = {"content": content, "reasoning": reasoning, "reasoning_content": reasoning, "tool_calls": calls}
         return {key: value for key, value in gained.items() if value}
 
@@ -59,10 +64,3 @@ class ChoiceMessage:
         for call in gained.get("tool_calls", ()):
             del call["index"]
         return {"role": "assistant", "refusal": None, "content": None if self.num_calls else "", **gained}
-
-    def _is_wanted(self, delta: Delta) -> bool:
-        if isinstance(delta, TextDelta):
-            return True
-        if isinstance(delta, ReasoningDelta):
-            return self._reasoning
-        return self._parallel or delta.index == 0
