@@ -253,5 +253,5 @@ def _named_prompt(pooler: Pooler, name: str | None) -> str | None:
     prompts: Mapping[str, str] = pooler.prompts
     if name not in prompts:
         known = f"it has {', '.join(prompts)}" if prompts else "it has none"
-        raise InvalidRequest(f"prompt_name is {name!r}, which the model does not know; {known}", field="prompt_name")
+        raise InvalidRequest(f"prompt_name is one that the model does not know; {known}", field="prompt_name")
     return prompts[name]

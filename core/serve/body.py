@@ -45,7 +45,7 @@ class JsonRoute(APIRoute):
         async def handle_json(request: Request) -> Response:
             kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
             if request.method == "POST" and kind != "application/json" and not kind.endswith("+json"):
-                raise HTTPException(400, f"the body's Content-Type is {kind[:80] or 'missing'}; send application/json")
+                raise HTTPException(400, "the body's Content-Type is missing or another; send application/json")
             return await handle(_JsonRequest(request.scope, request.receive))
 
         return handle_json

@@ -1,4 +1,4 @@
-"""Errors as OpenAI shapes them: {"error": {"message", "type", "param", "code"}}, no traceback, little of the input.
+"""Errors as OpenAI shapes them: {"error": {"message", "type", "param", "code"}}, no traceback, no text of the input.
 
 Paths of Anthropic's API get them in its own form (messages/errors.py), whoever refuses.
 """
@@ -6,12 +6,14 @@ Paths of Anthropic's API get them in its own form (messages/errors.py), whoever 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from octavo.core.base.errors import EngineDead, ModelNotFound, OctavoError, UserError
@@ -69,7 +71,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def on_invalid_body(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")
+        place = ".".join(_declared(request, first["loc"]))
         message = f"{place or 'body'}: {first['msg']}"
         return error_response(request.url.path, 400, error_body(message, "invalid_request_error", place or None))
 
@@ -82,3 +84,22 @@ def install(app: FastAPI) -> None:
     async def on_any_error(request: Request, _: Exception) -> Response:  # whoever called it logs the traceback
         body = error_body("the server failed; its log has the cause", "server_error")
         return error_response(request.url.path, 500, body)
+
+
+def _declared(request: Request, location: Sequence[int | str]) -> Iterator[str]:
+    """The part of an error's location that the body's model declares; behind it may stand keys that a client wrote."""
+    route = request.scope.get("route")
+    body = route.body_field if isinstance(route, APIRoute) else None
+    model: Any = None if body is None else body.field_info.annotation
+    for part in location[1:]:  # behind "body"
+        if isinstance(part, int):
+            yield str(part)
+        elif (field := getattr(model, "model_fields", {}).get(part)) is not None:
+            yield part
+            model = next((each for each in (field.annotation, *get_args(field.annotation)) if _is_model(each)), None)
+        else:
+            return
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -78,7 +78,8 @@ def _of_response_format(value: Mapping[str, Any]) -> dict[str, Any]:
     unknown = set(named) - {"name", "description", "schema", "strict"}
     if unknown:
         raise InvalidRequest(
-            f"response_format.json_schema has {min(unknown)[:80]!r}, which means nothing", field="response_format"
+            "response_format.json_schema has a field that means nothing; give name, description, schema and strict",
+            field="response_format",
         )
     return {"json_schema": named["schema"]}
 
@@ -87,7 +88,7 @@ def _of_structured_outputs(value: Mapping[str, Any]) -> dict[str, Any]:
     for name, inner in value.items():
         if name not in _SPELLINGS and inner not in (None, False):
             raise InvalidRequest(
-                f"structured_outputs.{name[:80]} is not supported; give one of {', '.join(_SPELLINGS)}",
+                f"structured_outputs has a field that is not supported; give one of {', '.join(_SPELLINGS)}",
                 field="structured_outputs",
             )
     return {_SPELLINGS[name]: inner for name, inner in value.items() if inner is not None and name in _SPELLINGS}

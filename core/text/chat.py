@@ -285,7 +285,7 @@ def _part_text(part: Any, where: str) -> str:
         text: str = part["text"]
         return text
     raise InvalidRequest(
-        f"{where} is of type {kind!r}; this model takes text only: give {{'type': 'text', 'text': …}}", field=where
+        f"{where} is no text, and this model takes text only; give {{'type': 'text', 'text': …}}", field=where
     )
 
 

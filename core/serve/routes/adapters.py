@@ -37,7 +37,7 @@ def install(app: FastAPI, serving: Serving) -> None:
     async def load(body: LoadAdapter) -> Response:
         """Serve an adapter under a name."""
         if body.lora_name in serving.names:
-            raise InvalidRequest(f"{body.lora_name!r} is the model's own name; give another", field="lora_name")
+            raise InvalidRequest("lora_name is the model's own name; give another", field="lora_name")
         info = await engine.load_adapter(body.lora_name, body.lora_path)
         return json_response({"object": "lora_adapter", "id": info.name, "rank": info.rank, "digest": info.adapter_id})
 
