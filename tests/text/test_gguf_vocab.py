@@ -61,6 +61,13 @@ def test_all_ids_that_end_a_turn_are_eos(byte_gguf):
     assert tokenizer.eos_token_ids == (byte_gguf[BASE + "eos_token_id"], 5)
 
 
+def test_a_file_may_hold_a_template_for_tools_besides(byte_gguf):
+    keys = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "tools"}
+    tokenizer = tokenizer_from_gguf(byte_gguf | keys)
+    assert (tokenizer.chat_template, tokenizer.tool_chat_template) == ("plain", "tools")
+    assert tokenizer_from_gguf(byte_gguf).tool_chat_template is None
+
+
 def test_control_tokens_are_found_in_text_and_user_defined_ones_are_shown(byte_gguf):
     types = list(byte_gguf[BASE + "token_type"])
     types[-1] = 4
