@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from octavo.core.base.errors import ConfigError
+from octavo.core.base.logs import FORMS, LEVELS
 from octavo.core.base.options import Kind, option, options_of, read_keys
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -212,6 +213,12 @@ class ServeConfig:
         {}, "a variable of the chat template where a request gives none, NAME=VALUE in JSON or a text; may be repeated",
         kind=Kind.MAP, flag="--chat-template-kwarg",
     )  # fmt: skip
+    access_log: bool = option(True, "log a line for each request, never what it says", kind=Kind.BOOL)
+    log_level: str = option("info", "what is logged, from this on", choices=LEVELS)
+    log_format: str = option("text", "log lines for people, or one JSON object a line", choices=FORMS)
+    otlp_traces_endpoint: str | None = option(
+        None, "the URL that spans go to, OTLP over HTTP, such as http://localhost:4318/v1/traces (the extra tracing)"
+    )
     vllm_metrics: bool = option(
         True, "give /metrics under vLLM's names as well, which gateways and autoscalers read", kind=Kind.BOOL
     )

@@ -101,8 +101,9 @@ def _log_to_stderr() -> None:
     """Show what Octavo has to say (which backend it chose, what runs slowly), and only warnings of libraries."""
     import logging
 
-    logging.basicConfig(format="octavo: %(message)s", level=logging.WARNING, force=True)
-    logging.getLogger("octavo").setLevel(logging.INFO)
+    from octavo.core.base.logs import log_to_stderr
+
+    log_to_stderr(logging.INFO)
 
 
 def _overview() -> str:
@@ -116,7 +117,11 @@ def _overview() -> str:
 
 
 def _fail(error: OctavoError, code: int) -> int:
-    print("octavo: error:", " ".join(str(error).split()), file=sys.stderr)
+    import logging
+
+    from octavo.core.base.logs import announce
+
+    announce(f"error: {' '.join(str(error).split())}", logging.ERROR)
     return code
 
 

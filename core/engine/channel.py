@@ -24,6 +24,7 @@ from typing import Any, Self
 from octavo.core.base.child import how_it_ended
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import ConfigError, EngineDead
+from octavo.core.base.logs import form_in_use
 from octavo.core.engine import messages
 
 STOP_SECONDS = 5.0
@@ -94,7 +95,7 @@ class EngineChannel:
         self._ended = asyncio.create_task(self._process.wait())
         level = logging.getLogger("octavo").getEffectiveLevel()
         assert self._process.stdin is not None
-        self._process.stdin.write(messages.encode_start(messages.Start(config, level)) + b"\n")
+        self._process.stdin.write(messages.encode_start(messages.Start(config, level, form_in_use())) + b"\n")
         with suppress(ConnectionError):  # it has ended already: receive() will tell
             await self._process.stdin.drain()
 

@@ -27,10 +27,11 @@ from octavo.core.sched.block_map import BlockMap
 
 
 class Start(Struct, frozen=True):
-    """What to load, and the front's log level."""
+    """What to load, and the front's level and form of logging."""
 
     config: EngineConfig
     log_level: int
+    log_form: str = "text"
 
 
 class Submit(Struct, frozen=True, tag=True):

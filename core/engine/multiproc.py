@@ -25,6 +25,7 @@ from octavo.core.backend.opset import OpChoice
 from octavo.core.base.child import ChildProcess, how_it_ended
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import CheckpointError, EngineDead, UserError
+from octavo.core.base.logs import form_in_use
 from octavo.core.engine import rank_messages as messages
 from octavo.core.engine.messages import Failed, error_of
 from octavo.core.lora.slots import AdapterFacts
@@ -157,7 +158,8 @@ class MultiprocExecutor:
             child = ChildProcess(MODULE, keeps_log=rank > 0 or not sys.stderr.isatty())
             self._ranks.append(child)
             # All come to the same warnings: one of them is enough to say so.
-            begin = messages.Begin(config, Place(rank, self._size, address), level if rank == 0 else logging.ERROR)
+            shown = level if rank == 0 else logging.ERROR
+            begin = messages.Begin(config, Place(rank, self._size, address), shown, form_in_use())
             with suppress(ConnectionError):  # it has ended already: its answer will tell
                 child.send(messages.encode(begin))
 

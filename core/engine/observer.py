@@ -63,9 +63,11 @@ class RequestReport:
 
     Attributes:
         prompt_tokens: each prompt once.
+        adapter: that they run with; None: the base model.
     """
 
     prompt_tokens: int = 0
+    adapter: str | None = None
     ends: list[ChoiceEnd] = field(default_factory=list)
 
 
@@ -141,6 +143,7 @@ class Observer:
         call = _Call(since, len(request.prompt_token_ids), request.adapter, report)
         if report is not None:
             report.prompt_tokens += call.prompt_tokens
+            report.adapter = call.adapter
         for index in range(request.params.n):
             self._choices[request.request_id, index] = _Choice(call)
             if call.adapter is not None:

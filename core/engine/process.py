@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 import zmq
 
 from octavo.core.base.errors import InvalidRequest, OctavoError, UserError
+from octavo.core.base.logs import log_to_stderr
 from octavo.core.engine import messages
 from octavo.core.engine.wire import EngineOutput
 
@@ -131,8 +132,7 @@ def main(folder: Path) -> int:
         _end(folder)
     start = messages.decode_start(line)
     threading.Thread(target=_end_with_front, args=(folder,), daemon=True).start()
-    logging.basicConfig(format="octavo: %(message)s", level=logging.WARNING)
-    logging.getLogger("octavo").setLevel(start.log_level)
+    log_to_stderr(start.log_level, start.log_form)
     with zmq.Context() as context, context.socket(zmq.PULL) as inbox, context.socket(zmq.PUSH) as outbox:
         for socket in (inbox, outbox):
             socket.set_hwm(0)  # bounded by the requests that are open

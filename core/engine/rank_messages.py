@@ -36,6 +36,7 @@ class Begin(Struct, frozen=True, tag=True):
     config: EngineConfig
     place: Place
     log_level: int
+    log_form: str = "text"
 
 
 class Step(Struct, frozen=True, tag=True):

@@ -18,6 +18,7 @@ from contextlib import suppress
 
 from octavo.core.base.child import ends_with, receive, send
 from octavo.core.base.errors import OctavoError, UserError
+from octavo.core.base.logs import log_to_stderr
 from octavo.core.engine import rank_messages as messages
 from octavo.core.engine.loading import open_model
 from octavo.core.engine.messages import failed_of
@@ -50,8 +51,7 @@ def _serve(engine: socket.socket) -> None:
     """Answer each message. Raises ConnectionError when the engine is gone."""
     begin = messages.decode_to_rank(receive(engine))
     assert isinstance(begin, messages.Begin)
-    logging.basicConfig(format=f"octavo: rank {begin.place.rank}: %(message)s", level=logging.WARNING)
-    logging.getLogger("octavo").setLevel(begin.log_level)
+    log_to_stderr(begin.log_level, begin.log_form, rank=begin.place.rank)
     with open_model(begin.config) as checkpoint:
         worker = Worker(begin.config, checkpoint, begin.place)
     send(engine, messages.encode(_loaded(worker)))

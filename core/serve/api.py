@@ -29,7 +29,7 @@ from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve import failures
 from octavo.core.serve.body import JsonRoute
 from octavo.core.serve.door import Door
-from octavo.core.serve.metrics.watch import Watch
+from octavo.core.serve.metrics.watch import Listener, Watch
 from octavo.core.serve.request_ids import RequestIds
 from octavo.core.serve.routes import (
     adapters,
@@ -60,19 +60,26 @@ ROUTES: Sequence[Callable[[FastAPI, Serving], None]] = (
 """Each adds its routes to an app."""
 
 
-def create_app(engine: AsyncEngine, names: Sequence[str], version: str, settings: ServeConfig | None = None) -> FastAPI:
+def create_app(
+    engine: AsyncEngine,
+    names: Sequence[str],
+    version: str,
+    settings: ServeConfig | None = None,
+    listeners: Sequence[Listener] = (),
+) -> FastAPI:
     """The app that serves one started engine.
 
     Args:
         names: that clients may ask for.
         settings: of the server; None: the defaults.
+        listeners: hear of each request when it is over.
     """
     app = FastAPI(title="Octavo", version=version)
     app.router.route_class = JsonRoute
     failures.install(app)
     settings = settings or ServeConfig()
     app.state.max_body_bytes = settings.max_body_bytes
-    _surround(app, engine, settings)
+    _surround(app, engine, settings, listeners)
     serving = Serving(engine, tuple(names), settings, version, int(time.time()))
     for install in ROUTES:
         install(app, serving)
@@ -80,7 +87,7 @@ def create_app(engine: AsyncEngine, names: Sequence[str], version: str, settings
     return app
 
 
-def _surround(app: FastAPI, engine: AsyncEngine, settings: ServeConfig) -> None:
+def _surround(app: FastAPI, engine: AsyncEngine, settings: ServeConfig, listeners: Sequence[Listener]) -> None:
     """What every request passes, from the outside in: the watch, its id, CORS, the door."""
 
     def paths() -> frozenset[str]:
@@ -99,7 +106,7 @@ def _surround(app: FastAPI, engine: AsyncEngine, settings: ServeConfig) -> None:
     app.add_middleware(RequestIds)
 
     def watch(inner: ASGIApp) -> Watch:
-        made = app.state.watch = Watch(inner, paths, ())
+        made = app.state.watch = Watch(inner, paths, listeners)
         return made
 
     app.add_middleware(watch)

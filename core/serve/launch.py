@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import signal
 import socket
-import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from octavo import __version__
 from octavo.core.base.config import EngineConfig, ServeConfig
 from octavo.core.base.errors import ConfigError, EngineDead
+from octavo.core.base.logs import announce, log_to_stderr
 from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve.tls import check_certificate, renew_certificate
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
+    from octavo.core.serve.metrics.watch import Listener
     from octavo.core.text.tokenizer import Tokenizer
 
 KEEP_ALIVE_SECONDS = 75
@@ -56,6 +58,7 @@ def serve(config: EngineConfig, server: ServeConfig) -> int:
         EngineDead: the engine ended by itself.
     """
     _check_extra()
+    log_to_stderr(getattr(logging, server.log_level.upper()), server.log_format)
     check_certificate(server)
     _warn_of_strangers(server)
     with listen(server) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -64,7 +67,7 @@ def serve(config: EngineConfig, server: ServeConfig) -> int:
 
 def _warn_of_strangers(server: ServeConfig) -> None:
     if server.host not in LOOPBACK and not server.api_key and server.api_key_file is None:
-        sys.stderr.write(f"octavo: anyone who reaches {server.host} may use this server; see --api-key\n")
+        announce(f"anyone who reaches {server.host} may use this server; see --api-key")
 
 
 def _check_extra() -> None:
@@ -111,20 +114,22 @@ async def _serve(config: EngineConfig, server: ServeConfig, listener: socket.soc
     signals = _Signals()
     names = server.served_model_name or (config.model,)
     engine = AsyncEngine(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)})
+    listeners = ExitStack()
     try:
-        app = await _or_signal(_start(engine, names, server), signals)
+        app = await _or_signal(_start(engine, names, server, listeners), signals)
         if app is None:
-            sys.stderr.write("octavo: ended before the model was loaded\n")
+            announce("ended before the model was loaded")
             return INTERRUPTED
         _tell_format(engine.tokenizer, server)
         host, port = listener.getsockname()[:2]
         scheme = "http" if server.ssl_certfile is None else "https"
-        sys.stderr.write(f"octavo: serving {names[0]} on {scheme}://{_address(host, port)}\n")
+        announce(f"serving {names[0]} on {scheme}://{_address(host, port)}")
         web = _web_server(app, server)
         async with renewing(web, server):
             await _serve_app(web, app, engine, listener, signals, server)
     finally:
         await engine.close()
+        listeners.close()
     return 0
 
 
@@ -135,25 +140,27 @@ def _tell_format(tokenizer: Tokenizer | None, server: ServeConfig) -> None:
     from octavo.core.serve.tools.registry import ReplyFormat
 
     template = tokenizer.tool_chat_template or tokenizer.chat_template
-    sys.stderr.write(f"octavo: {ReplyFormat.of(server.tool_call_parser, server.reasoning_parser, template)}\n")
+    announce(f"{ReplyFormat.of(server.tool_call_parser, server.reasoning_parser, template)}")
 
 
-async def _start(engine: AsyncEngine, names: Sequence[str], server: ServeConfig) -> FastAPI:
-    """Import the app while the engine loads."""
+async def _start(engine: AsyncEngine, names: Sequence[str], server: ServeConfig, listeners: ExitStack) -> FastAPI:
+    """Import the app while the engine loads. Who listens to it is closed with `listeners`."""
     starting = asyncio.create_task(engine.start())
     try:
-        create_app = await asyncio.to_thread(_import_app)
+        create_app, listening = await asyncio.to_thread(_import_app)
+        told = listeners.enter_context(listening(server, names[0]))
         await starting
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-    return create_app(engine, names, __version__, server)
+    return create_app(engine, names, __version__, server, told)
 
 
-def _import_app() -> Callable[..., FastAPI]:
+def _import_app() -> tuple[Callable[..., FastAPI], Callable[..., AbstractContextManager[Sequence[Listener]]]]:
     from octavo.core.serve.api import create_app
+    from octavo.core.serve.metrics.listeners import listening
 
-    return create_app
+    return create_app, listening
 
 
 async def _or_signal(work: Coroutine[Any, Any, FastAPI], signals: _Signals) -> FastAPI | None:

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from octavo.core.base.metrics import SchedulerStats
 from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve.api import create_app
 from octavo.core.serve.launch import listen
+from octavo.core.serve.metrics.watch import Listener
 from tests.fakes.chains import save_chains
 from tests.fakes.scripted_chat import save_scripted_chat
 from tests.serve.scripts import SCRIPTS
@@ -35,6 +36,7 @@ class Server:
         url: of the API's root.
         client: OpenAI's own client; http: a plain one.
         engine: only to be looked at from the tests' thread.
+        listeners: hear of each request; to be set before the start.
     """
 
     def __init__(self, model: str, settings: ServeConfig | None = None, **options: Any) -> None:
@@ -45,6 +47,7 @@ class Server:
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
         self.http = httpx.Client(base_url=self.url, timeout=60)
         self.engine = AsyncEngine(model, **(OPTIONS | options))
+        self.listeners: Sequence[Listener] = ()
         self._web: uvicorn.Server | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
@@ -74,7 +77,7 @@ class Server:
     async def _serve(self) -> None:
         async with self.engine as engine:
             config = uvicorn.Config(
-                create_app(engine, ["tiny"], "0", self._settings), log_level="warning", access_log=False
+                create_app(engine, ["tiny"], "0", self._settings, self.listeners), log_level="warning", access_log=False
             )
             self._web = uvicorn.Server(config)
             await self._web.serve(sockets=[self._listener])
