@@ -222,6 +222,9 @@ class ServeConfig:
     vllm_metrics: bool = option(
         True, "give /metrics under vLLM's names as well, which gateways and autoscalers read", kind=Kind.BOOL
     )
+    strict_api: bool = option(
+        False, "refuse a request with a field that nobody knows, in place of a warning header", kind=Kind.BOOL
+    )
     trust_request_chat_template: bool = option(
         False, "let requests bring a chat template of their own, which runs in a sandbox", kind=Kind.BOOL
     )

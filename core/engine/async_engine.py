@@ -36,7 +36,8 @@ from octavo.core.engine.output_processor import OutputProcessor
 from octavo.core.engine.outputs import RequestOutput
 from octavo.core.engine.pooling_calls import PoolingCall, PoolingDoor
 from octavo.core.engine.pooling_methods import AsyncPoolingMethods
-from octavo.core.engine.prompts import Message, Prompt, RequestOptions
+from octavo.core.engine.prompts import Message, Prompt, PromptReader, RequestOptions
+from octavo.core.engine.reading_methods import AsyncReadingMethods
 from octavo.core.engine.state_calls import AsyncStateMethods
 from octavo.core.engine.wire import EngineRequest
 from octavo.core.load.resolve import resolve_model
@@ -50,7 +51,7 @@ Result = TypeVar("Result")
 NOT_STARTED = "the engine was not started; use `async with` or await start()"
 
 
-class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods, AsyncStateMethods):
+class AsyncEngine(AsyncReadingMethods, AsyncPoolingMethods, AsyncAdapterMethods, AsyncStateMethods):
     """A model in its own process, for one event loop.
 
         async with AsyncEngine("smollm2") as engine:
@@ -220,14 +221,6 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods, AsyncStateMethods):
             async for piece in pieces:
                 yield piece
 
-    async def read_chat(self, messages_: Sequence[Message], **template_arguments: Any) -> list[int]:
-        """Token ids of a conversation.
-
-        Raises:
-            InvalidRequest: the model has no chat template, or it refuses the conversation.
-        """
-        return await asyncio.to_thread(self._started.reader.read_chat, messages_, **template_arguments)
-
     async def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, before any request that is made after this call."""
         self._send(messages.ResetPrefixCache())
@@ -257,6 +250,10 @@ class AsyncEngine(AsyncPoolingMethods, AsyncAdapterMethods, AsyncStateMethods):
         if self._front is None:
             raise EngineDead(self._cause_of_end or NOT_STARTED)
         return self._front
+
+    @property
+    def _reader(self) -> PromptReader:
+        return self._started.reader
 
     @property
     def _desk(self) -> AdapterDesk:

@@ -149,11 +149,11 @@ class PromptReader:
                 "this model gives vectors and generates no text; use embed, classify or score", field="model"
             )
 
-    def text_ids(self, text: str) -> list[int]:
-        """Token ids of a text, with what the tokenizer puts around it. Raises InvalidRequest."""
+    def text_ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with what the tokenizer puts around it, or without. Raises InvalidRequest."""
         tokenizer = self._tokenizer("prompt")
         self._check_text_length(text, "prompt")
-        return tokenizer.encode(text)
+        return tokenizer.encode(text, add_special_tokens)
 
     def pair_ids(self, first: str, second: str) -> tuple[list[int], int]:
         """Token ids of a pair of texts, and how many of them belong to the first one. Raises InvalidRequest."""

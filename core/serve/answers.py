@@ -16,4 +16,9 @@ def headers_of(ignored: Sequence[str]) -> dict[str, str]:
     """The header that names the fields of a body which nobody read."""
     if not ignored:
         return {}
-    return {IGNORED_HEADER: re.sub(r"[^\w.,-]", "?", ",".join(ignored), flags=re.ASCII)[:MAX_HEADER_CHARS]}
+    return {IGNORED_HEADER: plain(",".join(ignored))[:MAX_HEADER_CHARS]}
+
+
+def plain(names: str) -> str:
+    """Names as they may stand in a header: letters, digits and little else."""
+    return re.sub(r"[^\w.,-]", "?", names, flags=re.ASCII)

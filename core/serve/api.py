@@ -6,7 +6,8 @@
     routes/messages.py     POST /v1/messages, /v1/messages/count_tokens
     routes/pooling.py      POST /v1/embeddings, /v1/classify, /v1/score, /v1/rerank
     routes/adapters.py     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
-    routes/models.py       GET  /v1/models
+    routes/models.py       GET  /v1/models, /v1/models/{id}
+    routes/tokens.py       POST /tokenize, /detokenize, /v1/completions/render, /v1/chat/completions/render
     routes/health.py       GET  /health, /ready, /version
     routes/state.py        GET  /engine/state
     routes/metrics.py      GET  /metrics
@@ -42,6 +43,7 @@ from octavo.core.serve.routes import (
     pooling,
     responses,
     state,
+    tokens,
 )
 from octavo.core.serve.serving import Serving
 
@@ -53,6 +55,7 @@ ROUTES: Sequence[Callable[[FastAPI, Serving], None]] = (
     pooling.install,
     adapters.install,
     models.install,
+    tokens.install,
     health.install,
     state.install,
     metrics.install,

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
+
+MAX_DEPTH = 128
+"""Of arrays and objects in each other: far from where code that follows them down would run out of stack."""
+
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def _depth(data: bytes) -> int:
+    """How deep arrays and objects lie in each other. Every long loop is one of C's."""
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return 0  # whatever stands where
+    brackets = _STRINGS.sub(b"", data).translate(None, _OTHERS)
+    return max(itertools.accumulate(1 if bracket in b"[{" else -1 for bracket in brackets), default=0)
 
 
 class _JsonRequest(Request):
@@ -27,8 +43,11 @@ class _JsonRequest(Request):
 
     async def json(self) -> Any:
         """The value in the body. Raises HTTPException 400."""
+        data = await self.body()
+        if _depth(data) > MAX_DEPTH:
+            raise HTTPException(400, f"the body is nested deeper than {MAX_DEPTH} levels; flatten it")
         try:
-            return msgspec.json.decode(await self.body())
+            return msgspec.json.decode(data)
         except RecursionError as error:
             raise HTTPException(400, "the body is nested too deeply") from error
         except msgspec.MsgspecError as error:

@@ -14,6 +14,7 @@ from typing import Any
 
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
+from octavo.core.serve.extras import best
 from octavo.core.text.detokenizer import hidden_ids
 from octavo.core.text.tokenizer import Tokenizer
 
@@ -75,12 +76,13 @@ class CompletionLogprobs:
         self._gathered = _empty()
         self.started = False
 
-    def add_prompt(self, output: RequestOutput, positions: Sequence[TokenLogprobs | None]) -> None:
-        """Take in an echoed prompt; its first token has no logprob."""
+    def add_prompt(self, output: RequestOutput, positions: Sequence[TokenLogprobs | None], num_top: int) -> None:
+        """Take in an echoed prompt with num_top alternatives for each token; its first token has no logprob."""
         self.started = True
         bos = None if self._tokenizer is None or output.prompt is None else self._tokenizer.bos_token_id
         for i, (token_id, position) in enumerate(zip(output.prompt_token_ids, positions, strict=True)):
-            self._append(token_id, position, in_text=i > 0 or token_id != bos)
+            told = None if position is None else best(position, num_top)
+            self._append(token_id, told, in_text=i > 0 or token_id != bos)
 
     def take(self, choice: CompletionOutput) -> Json:
         """The `logprobs` object of a choice, or of a piece of one, after what was added before."""

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.base.config import ServeConfig
-from octavo.core.base.errors import ModelNotFound
+from octavo.core.base.errors import InvalidRequest, ModelNotFound
 from octavo.core.base.lora import LoRARequest
 from octavo.core.engine.async_engine import AsyncEngine
+from octavo.core.serve.answers import plain
+from octavo.core.serve.failures import MAX_FIELD_CHARS
+from octavo.core.serve.schema import CheckedBody, CheckedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,23 @@ class Serving:
     version: str
     started: int
 
+    def admit(self, body: CheckedRequest) -> LoRARequest | None:
+        """The adapter that a body asks for; None for the model itself.
+
+        Raises:
+            ModelNotFound: nothing of that name is served.
+            InvalidRequest: a field of the body is unknown, and the server is strict.
+        """
+        adapter = self.adapter_of(body.model)
+        self.check_fields(body)
+        return adapter
+
+    def check_fields(self, body: CheckedBody) -> None:
+        """Raise InvalidRequest for an unknown field, where the server is strict."""
+        if self.settings.strict_api and (unknown := body.ignored_fields()):
+            name = plain(unknown[0])[:MAX_FIELD_CHARS]
+            raise InvalidRequest(f"{name} is no field that this server knows; leave it out", field=name)
+
     def adapter_of(self, name: str) -> LoRARequest | None:
         """The adapter that a name asks for; None for the model itself.
 
@@ -44,5 +64,5 @@ class Serving:
         """Raise ModelNotFound for a name that is not the model's."""
         if name not in self.names:
             raise ModelNotFound(
-                f"model {name[:100]!r} is not served here; ask for {' or '.join(map(repr, self.names))}", field="model"
+                f"this model is not served here; ask for {' or '.join(map(repr, self.names))}", field="model"
             )

@@ -16,6 +16,7 @@ from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine.outputs import CompletionOutput, RequestOutput
 from octavo.core.serve.blocks import BlockReader
 from octavo.core.serve.completions.reply import CompletionReply
+from octavo.core.serve.completions.schema import CompletionRequest
 from octavo.core.serve.messages.reply import MessagesReply
 from octavo.core.serve.replies import Reply
 from octavo.core.serve.responses.reply import ResponsesReply
@@ -32,7 +33,9 @@ def piece(**choice: Any) -> RequestOutput:
 
 def reply(api: str) -> Reply:
     if api == "completions":
-        return CompletionReply("m", None, SamplingParams(), echo=False, include_usage=True)
+        return CompletionReply(
+            "m", None, CompletionRequest(model="m", prompt="x", stream_options={"include_usage": True})
+        )
     reader = BlockReader(PlainText())
     if api == "messages":
         return MessagesReply("m", reader, 16)

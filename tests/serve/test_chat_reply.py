@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine.outputs import CompletionOutput, RequestOutput
 from octavo.core.serve.chat.reply import ChatReply
+from octavo.core.serve.extras import Extras
 from octavo.core.serve.tools.message import ChoiceMessage
 from octavo.core.serve.tools.registry import ReplyFormat
 from tests.serve.test_tool_parsers import TOOLS, cut, transcripts
@@ -36,7 +37,7 @@ def reply_of(form: ReplyFormat, *, parallel: bool, echoed: str) -> ChatReply:
         SamplingParams(n=2),
         lambda: ChoiceMessage(form.open_parser(TOOLS, ""), parallel=parallel),
         echoed=echoed,
-        include_usage=True,
+        extras=Extras(usage=True),
     )
 
 

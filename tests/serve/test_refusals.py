@@ -62,6 +62,7 @@ def test_unknown_paths_and_methods(server: Server) -> None:
         b'{"model": "tiny", "prompt": "\xff"}',
         b'{"model": "tiny", "prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
         b'{"model": "tiny", "prompt": "x", "seed": ' + b"1" * 10_000 + b"}",
+        b'{"model": "tiny", "prompt": "x", "user": "\\"", "metadata": ' + b"[" * 130 + b"]" * 130 + b"}",
         b"[]",
         b'"tiny"',
         b"null",
@@ -138,6 +139,21 @@ def test_a_body_beyond_all_bounds(server: Server) -> None:
         ({"bad_words": [""]}, "bad_words"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"allowed_token_ids": ["1"]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [1] * (2**20 + 1)}, "allowed_token_ids"),
+        ({"stop_token_ids": [1] * (2**20 + 1)}, "stop_token_ids"),
+        ({"logit_bias": {str(i): 1 for i in range(4097)}}, "logit_bias"),
+        ({"stop": ["x"] * 65}, "len(stop)"),
+        ({"bad_words": ["x"] * 1025}, "bad_words"),
+        ({"bad_words": ["x" * 4097]}, "bad_words"),
+        ({"prompt": ["x"] * 33, "n": 128}, "n"),
+        ({"prompt": ["x"] * 2048, "n": 3}, "n"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"best_of": 129}, "best_of"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 2049}, "truncate_prompt_tokens"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"guided_json": {"title": "x" * 2**19}}, "guided_json"),
     ],
 )  # fmt: skip
 def test_wrong_fields_of_completions(server: Server, fields: dict[str, Any], param: str) -> None:
@@ -151,6 +167,7 @@ def test_wrong_fields_of_completions(server: Server, fields: dict[str, Any], par
         ({"messages": None}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"messages": ["hi"]}, "messages.0"),
+        ({"messages": [{}] * 100_001}, "messages"),
         ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "logprobs"),
@@ -247,8 +264,7 @@ def test_a_huge_prompt_is_refused_soon_while_all_else_goes_on(server: Server, ki
     ("path", "name", "value"),
     [
         ("completions", "suffix", "end"),
-        ("completions", "best_of", 3),
-        ("completions", "truncate_prompt_tokens", 5),
+        ("completions", "return_tokens_as_token_ids", True),
         ("chat/completions", "modalities", ["text", "audio"]),
     ],
 )
@@ -273,9 +289,9 @@ def test_what_asks_for_nothing_more_is_let_through(server: Server) -> None:
 def test_unknown_fields_are_named_in_a_header(server: Server) -> None:
     reply = server.post("completions", prompt="x", max_tokens=1, wibble=1, top_q=0.5)
     assert reply.headers["x-octavo-ignored-fields"] == "top_q,wibble"
-    options = {"include_usage": True, "continuous_usage_stats": True}
+    options = {"include_usage": True, "more": True}
     nested = server.post("completions", prompt="x", max_tokens=1, stream=True, stream_options=options)
-    assert nested.headers["x-octavo-ignored-fields"] == "stream_options.continuous_usage_stats"
+    assert nested.headers["x-octavo-ignored-fields"] == "stream_options.more"
     odd = server.post("completions", prompt="x", max_tokens=1, stream=True, **{"a\r\nb: c": 1, "ü" * 3000: 2})
     assert odd.headers["x-octavo-ignored-fields"].startswith("a??b??c,???")
     assert len(odd.headers["x-octavo-ignored-fields"]) == 1000

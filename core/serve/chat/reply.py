@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine.outputs import CompletionOutput, RequestOutput
 from octavo.core.serve.chat.reasoning_count import ReasoningCount
+from octavo.core.serve.extras import Extras
 from octavo.core.serve.logprobs import ChatLogprobs
 from octavo.core.serve.replies import DONE, Json, Usage, event, failed_chunks, head, usage_of
 from octavo.core.serve.tools.message import ChoiceMessage
@@ -29,7 +30,7 @@ class ChatReply:
         params: of the conversation.
         open_message: makes the message of a choice.
         echoed: comes before each choice's content.
-        include_usage: a stream ends with a chunk of usage.
+        extras: what is told besides.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class ChatReply:
         open_message: Callable[[], ChoiceMessage],
         *,
         echoed: str = "",
-        include_usage: bool,
+        extras: Extras,
     ) -> None:
         self._head = head("chatcmpl", "chat.completion", model)
         self._chunk_head = {**self._head, "object": "chat.completion.chunk"}
@@ -48,24 +49,27 @@ class ChatReply:
         self._open_message = open_message
         self._messages: dict[int, ChoiceMessage] = {}
         self._echoed = echoed
-        self._include_usage = include_usage
+        self._extras = extras
+        self._tells_prompt = extras.token_ids  # a stream does, in its first chunk
         self._usage = Usage()
         self._reasoning = ReasoningCount(tokenizer, params)
 
     def body(self, outputs: Sequence[RequestOutput]) -> Json:
         """See Reply."""
         choices = [self._whole(choice) for output in outputs for choice in output.outputs]
-        return {**self._head, "choices": choices, "usage": self._usage_json(usage_of(outputs))}
+        (output,) = outputs  # one conversation
+        told = self._extras.of_prompt(output.prompt_token_ids, output.prompt_logprobs)
+        return {**self._head, "choices": choices, "usage": self._usage_json(usage_of(outputs)), **told}
 
     def events(self, prompt_index: int, piece: RequestOutput) -> bytes:
         """See Reply."""
         self._usage.add(prompt_index, piece)
-        return b"".join(self._chunks(choice) for choice in piece.outputs)
+        return b"".join(self._chunks(piece, choice) for choice in piece.outputs)
 
     def end(self) -> bytes:
         """See Reply."""
         usage = {**self._chunk_head, "choices": [], "usage": self._usage_json(self._usage)}
-        return (event(usage) if self._include_usage else b"") + DONE
+        return (event(usage) if self._extras.usage else b"") + DONE
 
     def failure(self, error: Exception) -> bytes:
         """See Reply."""
@@ -82,21 +86,27 @@ class ChatReply:
             written["content"] = self._echoed + (written["content"] or "")
         return self._choice(choice, "message", written, finish_reason(choice, message))
 
-    def _chunks(self, choice: CompletionOutput) -> bytes:
+    def _chunks(self, piece: RequestOutput, choice: CompletionOutput) -> bytes:
         """The chunks of what a choice gained."""
         events = b""
         message = self._messages.get(choice.index)
         if message is None:
             message = self._messages[choice.index] = self._open_message()
-            events = event(self._chunk_of(_role_of(choice, self._echoed)))
+            told = self._extras.of_prompt(piece.prompt_token_ids, None) if self._tells_prompt else {}
+            self._tells_prompt = False
+            events = event(self._chunk_of(_role_of(choice, self._echoed)) | told)
         gained = message.delta(choice.text, ended=choice.finish_reason is not None)
         self._reasoning.take(choice, message.reasoned)
-        if gained or choice.finish_reason is not None or (self._logprobs is not None and choice.token_ids):
+        tells_tokens = self._logprobs is not None or self._extras.token_ids
+        if gained or choice.finish_reason is not None or (tells_tokens and choice.token_ids):
             events += event(self._chunk_of(self._choice(choice, "delta", gained, finish_reason(choice, message))))
         return events
 
     def _chunk_of(self, choice: Json) -> Json:
-        return {**self._chunk_head, "choices": [choice]}
+        usage: Json = {}
+        if self._extras.usage:
+            usage = {"usage": self._usage_json(self._usage) if self._extras.running_usage else None}
+        return {**self._chunk_head, "choices": [choice], **usage}
 
     def _choice(self, choice: CompletionOutput, name: str, text: Json, finished: str | None) -> Json:
         return {
@@ -105,6 +115,7 @@ class ChatReply:
             "logprobs": None if self._logprobs is None else self._logprobs.json(choice),
             "finish_reason": finished,
             "stop_reason": choice.stop_reason,
+            **self._extras.of_choice(choice.token_ids),
         }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import FailFast, PlainValidator
+from pydantic import FailFast, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from octavo.core.base.errors import InvalidRequest
@@ -13,6 +13,8 @@ from octavo.core.base.params import SamplingParams
 from octavo.core.serve.schema import REFUSED, GenerationRequest
 
 Json = dict[str, Any]
+
+MAX_MESSAGES = 100_000
 
 
 def _as_objects(value: Any) -> list[Json] | None:
@@ -36,9 +38,11 @@ class ChatCompletionRequest(GenerationRequest):
         "audio": (),
         "modalities": (["text"],),
         "web_search_options": (),
+        "verbosity": ("medium",),
+        "add_special_tokens": (),
     }
 
-    messages: Annotated[list[Json], FailFast()]
+    messages: Annotated[list[Json], FailFast(), Field(max_length=MAX_MESSAGES)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -54,6 +58,15 @@ class ChatCompletionRequest(GenerationRequest):
     chat_template: str | None = None
     chat_template_kwargs: Json | None = None
     documents: Objects = None
+
+    store: bool | None = None
+    metadata: Json | None = None
+    prediction: Json | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    """From `store` on: taken, and without effect. Nothing is stored; a prefix is found in the cache by itself."""
 
     def refuse_unsupported(self) -> None:
         """See CheckedRequest."""

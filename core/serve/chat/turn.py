@@ -123,10 +123,11 @@ def _turn(
 async def turn_of(serving: Serving, body: ChatCompletionRequest) -> ChatTurn:
     """The turn that a body of chat completions asks for. Raises InvalidRequest."""
     body.refuse_unsupported()
-    return await read_turn(
+    params = body.sampling_params()
+    turn = await read_turn(
         serving,
         body.messages,
-        body.sampling_params(),
+        params,
         tools=body.tools,
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.allows_several_calls,
@@ -135,6 +136,8 @@ async def turn_of(serving: Serving, body: ChatCompletionRequest) -> ChatTurn:
         chat_template=body.chat_template,
         variables=body.template_variables(),
     )
+    cut = body.truncated(turn.token_ids, serving.engine.max_model_len, params.max_tokens)
+    return replace(turn, token_ids=cut)
 
 
 def _template_source(serving: Serving, given: str | None, *, with_tools: bool) -> str | None:

@@ -19,7 +19,7 @@ def install(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Reply to a conversation."""
-        adapter = serving.adapter_of(body.model)
+        adapter = serving.admit(body)
         turn = await turn_of(serving, body)
 
         def open_message() -> ChoiceMessage:
@@ -33,6 +33,6 @@ def install(app: FastAPI, serving: Serving) -> None:
             turn.params,
             open_message,
             echoed=body.echoed(),
-            include_usage=body.includes_usage,
+            extras=body.extras,
         )
         return await answer(engine, request, body, [turn.token_ids], turn.params, reply, adapter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
 
+from octavo.core.serve.completions.prompts import prompts_of
 from octavo.core.serve.completions.reply import CompletionReply
 from octavo.core.serve.completions.schema import CompletionRequest
 from octavo.core.serve.generation import answer
@@ -17,10 +18,9 @@ def install(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one prompt or several."""
-        adapter = serving.adapter_of(body.model)
+        adapter = serving.admit(body)
         body.refuse_unsupported()
         params = body.sampling_params()
-        reply = CompletionReply(
-            body.model, engine.tokenizer, params, echo=bool(body.echo), include_usage=body.includes_usage
-        )
-        return await answer(engine, request, body, body.prompt, params, reply, adapter)
+        prompts = await prompts_of(engine, body)
+        reply = CompletionReply(body.model, engine.tokenizer, body)
+        return await answer(engine, request, body, prompts, params, reply, adapter)

@@ -34,7 +34,7 @@ def install(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Reply to a conversation."""
-        adapter = serving.adapter_of(body.model)
+        adapter = serving.admit(body)
         turn = await _read(serving, body)
         reader = BlockReader(turn.open_parser(), parallel=body.parallel_tool_calls, reasoning=body.shows_thinking)
         reply = MessagesReply(body.model, reader, body.max_tokens)
@@ -46,7 +46,7 @@ def install(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> Response:
         """How many tokens a conversation has."""
-        serving.adapter_of(body.model)
+        serving.admit(body)
         turn = await _read(serving, body)
         return json_response({"input_tokens": len(turn.token_ids)}, headers=headers_of(body.ignored_fields()))
 

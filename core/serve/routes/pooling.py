@@ -46,6 +46,7 @@ def install(app: FastAPI, serving: Serving) -> None:
 
     def check(body: PoolingRequest) -> None:
         serving.check_model(body.model)
+        serving.check_fields(body)
         body.refuse_unsupported()
 
     @app.post("/v1/embeddings")

@@ -36,7 +36,7 @@ def install(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/responses")
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Reply to a conversation of items. Nothing is kept."""
-        adapter = serving.adapter_of(body.model)
+        adapter = serving.admit(body)
         body.check()
         with worded(WORDS):
             turn = await _read(serving, body)
