@@ -104,6 +104,21 @@ class EngineConfig:
     )  # fmt: skip
     enable_prefix_caching: bool = option(True, "keep computed blocks and reuse equal prefixes", kind=Kind.BOOL)
 
+    kv_events_endpoint: str | None = option(
+        None, "where to tell routers which blocks are cached, such as tcp://*:5557; tcp://HOST:PORT connects instead"
+    )
+    kv_events_replay_endpoint: str | None = option(
+        None, "where they may ask again for what they missed, such as tcp://*:5558"
+    )
+    kv_events_topic: str = option("", "the topic of these messages; llm-d reads kv@POD@MODEL")
+    kv_events_buffer_steps: int = option(
+        10_000, "messages that can be asked for again", kind=Kind.INT, low=1, high=1_000_000
+    )
+    kv_events_hwm: int = option(
+        100_000, "messages that may wait for one slow router; it loses those beyond",
+        kind=Kind.INT, low=1, high=2**31 - 1,
+    )  # fmt: skip
+
     max_num_seqs: int = option(256, "the most requests that run at once", kind=Kind.INT, low=1, high=65536)
     max_num_batched_tokens: int | None = option(
         None, "the most tokens computed in one step (default: what suits the device)", kind=Kind.INT, low=1
@@ -155,6 +170,16 @@ class EngineConfig:
             raise ConfigError(
                 "num_kv_blocks and kv_cache_memory_bytes both say how large the KV cache is; give one of them",
                 field="num_kv_blocks",
+            )
+        if self.kv_events_endpoint is None and self.kv_events_replay_endpoint is not None:
+            raise ConfigError(
+                "kv_events_replay_endpoint is given without kv_events_endpoint; give that too",
+                field="kv_events_replay_endpoint",
+            )
+        if self.kv_events_endpoint is not None and not self.enable_prefix_caching:
+            raise ConfigError(
+                "kv_events_endpoint tells what the prefix cache holds; leave enable_prefix_caching on",
+                field="kv_events_endpoint",
             )
 
     def resolve(self, **facts: Any) -> Self:

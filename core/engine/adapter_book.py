@@ -88,6 +88,10 @@ class AdapterBook:
             )
         return self._by_name[name].adapter_id
 
+    def name_of(self, adapter_id: str) -> str:
+        """A name that means this content; the content's own identity where no name does any more."""
+        return next((info.name for info in self._by_name.values() if info.adapter_id == adapter_id), adapter_id)
+
     def enter(self, choice: str, adapter_id: str) -> None:
         """A choice was accepted with a content."""
         self._of_choice[choice] = adapter_id

@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Self
 
@@ -26,6 +27,8 @@ from octavo.core.base.params import FinishReason
 from octavo.core.engine.adapter_book import AdapterBook
 from octavo.core.engine.executor import Executor, make_executor
 from octavo.core.engine.grammars import Grammars
+from octavo.core.engine.kv_events.publisher import Publisher
+from octavo.core.engine.kv_events.stream import KVEventStream, open_publisher
 from octavo.core.engine.prompt_scores import PromptLogprobsLimit
 from octavo.core.engine.wire import EngineOutput, EngineRequest, StepFacts, choice_id, split_choice_id
 from octavo.core.grammar.compiler import GrammarCompiler
@@ -44,6 +47,7 @@ class Engine:
     Args:
         config: the scheduler's policies and the seed.
         executor: ready to run; the engine closes it.
+        publisher: of KV events; the engine closes it, too.
 
     Attributes:
         sizes: of a step and a request.
@@ -52,8 +56,12 @@ class Engine:
         adapters: the low-rank adapters that requests may name.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor, publisher: Publisher | None = None) -> None:
         self._executor = executor
+        # By a lambda: the adapters are known only below.
+        self._kv_events = (
+            None if publisher is None else KVEventStream(publisher, lambda content: self.adapters.name_of(content))
+        )
         self.sizes = sizes = executor.sizes
         self.vocab_size = executor.vocab_size
         self.num_kv_blocks = executor.num_kv_blocks
@@ -62,6 +70,7 @@ class Engine:
             groups=executor.kv_groups,
             enable_prefix_caching=config.enable_prefix_caching and not sizes.whole_texts,
             kv_dtype=str(sizes.kv_dtype),
+            observer=None if self._kv_events is None else self._kv_events.recorder,
         )
         limits = SchedulerLimits(
             max_num_seqs=sizes.max_num_seqs,
@@ -92,12 +101,14 @@ class Engine:
             UserError: the backend, the checkpoint or the memory budget is at fault; nothing is left behind.
             EngineDead: a process of a rank ended.
         """
-        executor = make_executor(config, checkpoint)
-        try:
-            return cls(config, executor)
-        except BaseException:
-            executor.close()
-            raise
+        with ExitStack() as undo:
+            if (publisher := open_publisher(config)) is not None:  # first: an address that is taken is told at once
+                undo.callback(publisher.close)
+            executor = make_executor(config, checkpoint)
+            undo.callback(executor.close)
+            engine = cls(config, executor, publisher)
+            undo.pop_all()
+            return engine
 
     def add_request(self, request: EngineRequest) -> None:
         """Let a request wait for its turn.
@@ -180,6 +191,8 @@ class Engine:
             deltas = self._scheduler.update(scheduled, result)
             outputs += self._outputs(deltas)
             outputs += self._fail(self._grammars.advance(deltas))
+            if self._kv_events is not None:
+                self._kv_events.flush()
         except BaseException as error:
             self._dead = f"a step of the engine failed: {type(error).__name__}: {error}; make a new engine"
             raise
@@ -222,6 +235,8 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes. Blocks of running requests stay theirs."""
         self._blocks.reset_prefix_cache()
+        if self._kv_events is not None:
+            self._kv_events.flush()
 
     def check_integrity(self) -> None:
         """Raise AssertionError when blocks were lost, counted twice or leaked (see BlockManager)."""
@@ -230,7 +245,11 @@ class Engine:
     def close(self) -> None:
         """Release devices and memory. Idempotent."""
         self._dead = self._dead or "the engine was closed; make a new one"
-        self._executor.close()
+        try:
+            self._executor.close()
+        finally:
+            if self._kv_events is not None:
+                self._kv_events.close()
 
     def _outputs(self, deltas: Sequence[RequestDelta]) -> list[EngineOutput]:
         """What deltas bring; choices that ended need their adapters and grammars no longer."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from octavo.core.sched import integrity
 from octavo.core.sched.block_map import BlockMap, draw
 from octavo.core.sched.block_pool import Block, BlockPool
+from octavo.core.sched.cache_observer import CacheObserver
 from octavo.core.sched.kv_groups import KVGroupSpec, peak_blocks
 from octavo.core.sched.output import BlockIds
 from octavo.core.sched.prefix import ContentHasher, PrefixFinder, PrefixHit
@@ -57,6 +58,7 @@ class BlockManager:
         enable_prefix_caching: publish full blocks and find them again.
         kv_dtype: how keys and values are stored; a part of every content hash.
         prefix_hash: "sha256", or "xxh3_128" where all requests trust each other.
+        observer: hears what enters and leaves the prefix cache.
     """
 
     def __init__(
@@ -67,12 +69,14 @@ class BlockManager:
         enable_prefix_caching: bool = True,
         kv_dtype: str,
         prefix_hash: str = "sha256",
+        observer: CacheObserver | None = None,
     ) -> None:
         if [group.group_id for group in groups] != list(range(len(groups))) or not groups:
             raise ValueError("groups must be numbered from 0 in their order")
         self.groups = tuple(groups)
         self.enable_prefix_caching = enable_prefix_caching
-        self._pool = BlockPool(num_blocks, len(groups))
+        self._pool = BlockPool(num_blocks, len(groups), observer)
+        self._observer = observer
         self._hasher = ContentHasher(prefix_hash, kv_dtype)
         self._finder = PrefixFinder(self._pool, self._hasher, groups)
         self._held: dict[str, HeldBlocks] = {}
@@ -316,7 +320,9 @@ class BlockManager:
         chain = self._hasher.chain(held.request, group.block_size)
         table = held.tables[group.group_id]
         for i in range(published, num_full):
-            self._pool.publish(table[i], group.group_id, chain[i])
+            is_new = self._pool.publish(table[i], group.group_id, chain[i])
+            if is_new and self._observer is not None:
+                self._observer.stored(group, held.request, i, chain)
             if group is self._leading_group:
                 self._computing.pop(chain[i], None)
         held.num_published[group.group_id] = num_full

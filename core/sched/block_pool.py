@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from octavo.core.sched.cache_observer import CacheObserver
 from octavo.core.sched.kv_groups import NULL_BLOCK_ID
 
 
@@ -89,14 +90,16 @@ class BlockPool:
     Args:
         num_blocks: including the null block; at least 2.
         num_groups: KV groups, each with its own index.
+        observer: hears what leaves the index.
     """
 
-    def __init__(self, num_blocks: int, num_groups: int) -> None:
+    def __init__(self, num_blocks: int, num_groups: int, observer: CacheObserver | None = None) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks is {num_blocks}; block 0 holds nothing, so give at least 2")
         self.blocks = tuple(Block(i) for i in range(num_blocks))
         self.null_block = self.blocks[NULL_BLOCK_ID]
         self._free = FreeList()
+        self._observer = observer
         self._index: tuple[dict[bytes, Block], ...] = tuple({} for _ in range(num_groups))
         for block in self.blocks[1:]:
             self._free.append(block)
@@ -150,17 +153,25 @@ class BlockPool:
             else:
                 self._free.append(block)
 
-    def publish(self, block: Block, group_id: int, content_hash: bytes) -> None:
-        """Enter a full block into the index. Content that another block already holds there is not entered twice."""
-        if content_hash not in self._index[group_id]:
-            self._index[group_id][content_hash] = block
-            block.content_hash = content_hash
-            block.group_id = group_id
+    def publish(self, block: Block, group_id: int, content_hash: bytes) -> bool:
+        """Enter a full block into the index, unless another block already holds that content there.
+
+        Returns:
+            Whether the content is new.
+        """
+        if content_hash in self._index[group_id]:
+            return False
+        self._index[group_id][content_hash] = block
+        block.content_hash = content_hash
+        block.group_id = group_id
+        return True
 
     def forget(self, block: Block) -> None:
         """Take a block out of the index."""
         if block.content_hash is not None:
             del self._index[block.group_id][block.content_hash]
+            if self._observer is not None:
+                self._observer.removed(block.group_id, block.content_hash)
             block.content_hash = None
             block.group_id = 0
 
@@ -171,3 +182,5 @@ class BlockPool:
                 block.content_hash = None
                 block.group_id = 0
             index.clear()
+        if self._observer is not None:
+            self._observer.cleared()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from octavo.core.base.params import FinishReason
 from octavo.core.sched.block_manager import BlockManager
+from octavo.core.sched.cache_observer import CacheObserver
 from octavo.core.sched.kv_groups import KVGroupSpec
 from octavo.core.sched.output import ModelRunnerOutput, NewRequest, RequestDelta, SampledTokens, SchedulerOutput
 from octavo.core.sched.policy import SchedulerLimits
@@ -179,8 +180,11 @@ class Harness:
         limits: SchedulerLimits,
         *,
         enable_prefix_caching: bool = True,
+        observer: CacheObserver | None = None,
     ) -> None:
-        self.blocks = BlockManager(num_blocks, groups, enable_prefix_caching=enable_prefix_caching, kv_dtype="float32")
+        self.blocks = BlockManager(
+            num_blocks, groups, enable_prefix_caching=enable_prefix_caching, kv_dtype="float32", observer=observer
+        )
         self.scheduler = Scheduler(limits, self.blocks)
         self.runner = KVSimulator(groups)
         self.requests: dict[str, Request] = {}

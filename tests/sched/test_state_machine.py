@@ -68,8 +68,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             admission_headroom=headroom,
         )
         self.limits = limits
-        self.harness = Harness(specs, num_blocks, limits, enable_prefix_caching=caching)
+        self.harness = Harness(specs, num_blocks, limits, enable_prefix_caching=caching, observer=self.observer(specs))
         self.count = 0
+
+    def observer(self, groups):
+        """Who hears of the cache's changes; machines that inherit from this one may have somebody."""
 
     @rule(
         prompt=PROMPTS,
