@@ -129,6 +129,8 @@ def test_values_are_translated(alias: Any) -> None:
     words = """m --chat-template t.jinja --default-chat-template-kwargs {"enable_thinking":false,"mode":"x"}"""
     engine, server = parsed(alias.calls.serve(words.split(), {}).words)
     assert engine.chat_template == "t.jinja"
+    assert not parsed(alias.calls.serve(["m", "--disable-uvicorn-access-log"], {}).words)[1].access_log
+    assert parsed(alias.calls.serve(["m", "--disable-uvicorn-access-log=false"], {}).words)[1].access_log
     assert dict(server.chat_template_kwargs) == {"enable_thinking": "false", "mode": '"x"'}
     words = "m --max-model-len auto --kv-cache-memory-bytes 2G --gpu-memory-utilization 0.99 --host 127.0.0.1"
     engine, server = parsed(alias.calls.serve(words.split(), {}).words)
@@ -188,6 +190,7 @@ def test_a_file_of_flags_gives_way_to_the_command_line(alias: Any, tmp_path: Pat
 def test_variables_are_passed_on(alias: Any) -> None:
     environ = {"VLLM_API_KEY": "k", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     assert alias.calls.serve(["m"], environ).variables == {"OCTAVO_API_KEY": "k", "OCTAVO_ALLOW_LORA_UPDATES": "true"}
+    assert alias.calls.serve(["m"], {"VLLM_LOGGING_LEVEL": "INFO"}).variables == {"OCTAVO_LOG_LEVEL": "info"}
     assert "OCTAVO_API_KEY" not in alias.calls.serve(["m", "--api-key", "other"], environ).variables
     assert alias.calls.serve(["m", "--hf-token", "t", "--download-dir", "/d"], {}).variables == {
         "HF_TOKEN": "t",

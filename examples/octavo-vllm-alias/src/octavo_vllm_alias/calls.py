@@ -28,6 +28,8 @@ def serve(words: Sequence[str], environ: Mapping[str, str]) -> Call:
         call.words.append(f"--host={EVERYWHERE}")
     if environ.get("VLLM_API_KEY") and "--api-key" not in given and "OCTAVO_API_KEY" not in environ:
         call.variables["OCTAVO_API_KEY"] = environ["VLLM_API_KEY"]
+    if environ.get("VLLM_LOGGING_LEVEL") and "--log-level" not in given and "OCTAVO_LOG_LEVEL" not in environ:
+        call.variables["OCTAVO_LOG_LEVEL"] = environ["VLLM_LOGGING_LEVEL"].lower()
     if environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in TRUE:
         call.variables["OCTAVO_ALLOW_LORA_UPDATES"] = "true"
     return call

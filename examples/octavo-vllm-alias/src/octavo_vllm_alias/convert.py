@@ -1,4 +1,7 @@
-"""Values of vLLM's flags as Octavo's flags take them. A converter gives None where nothing is to be said."""
+"""Values of vLLM's flags as Octavo's flags take them.
+
+A converter gives None where nothing is to be said, and a word that begins with -- where it is another flag's.
+"""
 
 from __future__ import annotations
 
@@ -70,14 +73,29 @@ def slo(text: str) -> str:
     return f"{'e2e' if name == 'e2el' else name}={limit}"
 
 
+def kv_events(text: str) -> list[str]:
+    """vLLM's object as Octavo's flags; nothing where it switches events off."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return [text]
+    if not isinstance(found, dict) or not found.get("enable_kv_cache_events") or found.get("publisher") == "null":
+        return []
+    found = {"endpoint": "tcp://*:5557", **found}
+    names = ("endpoint", "replay_endpoint", "topic", "buffer_steps", "hwm")
+    return [f"--kv-events-{name.replace('_', '-')}={found[name]}" for name in names if found.get(name)]
+
+
 CONVERTERS: Mapping[str, Callable[[str], str | list[str] | None]] = {
     "count": count,
     "bytes": count,
     "fraction": fraction,
+    "lower": str.lower,
     "positive": positive,
     "json-list": json_list,
     "adapter": adapter,
     "variables": variables,
+    "kv-events": kv_events,
     "slo": slo,
 }
 """By the name in the table."""

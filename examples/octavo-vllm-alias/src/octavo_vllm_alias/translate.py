@@ -95,16 +95,22 @@ def _take(given: Given, call: Call) -> None:
     elif not flag.to.startswith("--"):
         call.variables[flag.to] = str(given.on).lower()
     else:
-        call.words.append(flag.to if given.on else f"--no-{flag.to.removeprefix('--')}")
+        call.words.append(flag.to if given.on else _negated(flag.to))
+
+
+def _negated(flag: str) -> str:
+    name = flag.removeprefix("--")
+    return f"--{name.removeprefix('no-')}" if name.startswith("no-") else f"--no-{name}"
 
 
 def _take_value(flag: Flag, value: str, call: Call) -> None:
-    translated = CONVERTERS[flag.convert](value) if flag.convert else flag.values.get(value, value)
-    for each in translated if isinstance(translated, list) else [translated]:
-        if each is None:
+    converted = CONVERTERS[flag.convert](value) if flag.convert else value
+    for word in converted if isinstance(converted, list) else [converted]:
+        if word is None:
             continue
+        each = flag.values.get(word, word)
         if flag.to.startswith("--"):
-            call.words.append(f"{flag.to}={each}")
+            call.words.append(each if each.startswith("--") else f"{flag.to}={each}")
         else:
             call.variables[flag.to] = each
 
