@@ -132,6 +132,14 @@ def test_values_are_translated(alias: Any) -> None:
     assert not parsed(alias.calls.serve(["m", "--disable-uvicorn-access-log"], {}).words)[1].access_log
     assert parsed(alias.calls.serve(["m", "--disable-uvicorn-access-log=false"], {}).words)[1].access_log
     assert dict(server.chat_template_kwargs) == {"enable_thinking": "false", "mode": '"x"'}
+    text = (
+        '{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "kv@pod@m", "replay_endpoint": "tcp://*:5558"}'
+    )
+    engine, _ = parsed(alias.calls.serve(["m", "--kv-events-config", text], {}).words)
+    assert (engine.kv_events_endpoint, engine.kv_events_replay_endpoint) == ("tcp://*:5557", "tcp://*:5558")
+    assert engine.kv_events_topic == "kv@pod@m"
+    off = '{"enable_kv_cache_events": false, "endpoint": "tcp://*:1"}'
+    assert parsed(alias.calls.serve(["m", "--kv-events-config", off], {}).words)[0].kv_events_endpoint is None
     words = "m --max-model-len auto --kv-cache-memory-bytes 2G --gpu-memory-utilization 0.99 --host 127.0.0.1"
     engine, server = parsed(alias.calls.serve(words.split(), {}).words)
     assert engine.max_model_len is None
