@@ -34,6 +34,10 @@ JOBS = {
     "text": ("tokenisers, streamed text and sampling, with new examples", ["tests/text", "tests/sample"]),
     "load": ("hostile files and formats, with new examples", ["tests/load"]),
     "overload": ("2,000 requests at four times what the server bears", ["tests/serve/test_overload.py"]),
+    "openapi": (
+        "10,000 requests that schemathesis makes of the API's own description: no 5xx, no answer unlike the description",
+        ["tests/serve/test_openapi.py"],
+    ),
     "packages": ("the example packages and the guide, end to end", ["tests/packaging"]),
 }
 

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 
 from octavo.core.base.config import ServeConfig
 from octavo.core.engine.async_engine import AsyncEngine
-from octavo.core.serve import failures
+from octavo.core.serve import description, failures
 from octavo.core.serve.body import JsonRoute
 from octavo.core.serve.door import Door
 from octavo.core.serve.metrics.watch import Listener, Watch
@@ -77,7 +77,7 @@ def create_app(
         settings: of the server; None: the defaults.
         listeners: hear of each request when it is over.
     """
-    app = FastAPI(title="Octavo", version=version)
+    app = FastAPI(title="Octavo", version=version, docs_url=None, redoc_url=None)
     app.router.route_class = JsonRoute
     failures.install(app)
     settings = settings or ServeConfig()
@@ -86,6 +86,7 @@ def create_app(
     serving = Serving(engine, tuple(names), settings, version, int(time.time()))
     for install in ROUTES:
         install(app, serving)
+    description.install(app)
     app.state.paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
     return app
 
