@@ -52,8 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer the file. 130 after an interrupt."""
     engine, server = engine_config(args), serve_config(args)
-    # The door is our own: nobody needs a key, and the queue is as long as what is in flight.
-    server = dataclasses.replace(server, api_key=(), api_key_file=None, max_queued_requests=NO_LIMIT)
+    # The door is our own: nobody needs a key, the queue is as long as what is in flight, and the output is the log.
+    server = dataclasses.replace(
+        server, api_key=(), api_key_file=None, max_queued_requests=NO_LIMIT, access_log=False, otlp_traces_endpoint=None
+    )
     in_flight = 2 * engine.max_num_seqs if args.max_in_flight is None else args.max_in_flight
     if in_flight < 1:
         raise ConfigError(f"--max-in-flight is {in_flight}; give at least 1", field="max_in_flight")

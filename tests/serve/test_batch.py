@@ -103,7 +103,9 @@ def test_every_line_has_its_own_answer_and_a_bad_one_harms_no_other(tmp_path, ch
     (answered,) = (each["response"] for each in twice if each["response"])
     assert answered["body"]["choices"][0]["text"] == "DEFGH ok"
     assert len(texts) == len(lines) - 1, "each but the empty one"
-    assert "3 answered, 10 refused or failed" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "3 answered, 10 refused or failed" in told
+    assert "/v1/completions" not in told, "no line for each request"
     assert not (tmp_path / "out.jsonl.part").exists()
 
 
