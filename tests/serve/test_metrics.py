@@ -72,6 +72,10 @@ class TestText:
                     if name in (alias, *(alias + end for end in ("_bucket", "_sum", "_count"))):
                         assert now.samples[metric.name + name[len(alias) :], labels] == value
 
+    def test_the_description_says_that_it_is_text(self, server: Server) -> None:
+        operation = server.http.get("/openapi.json").json()["paths"]["/metrics"]["get"]
+        assert set(operation["responses"]["200"]["content"]) == {"text/plain"}
+
     def test_the_labels_that_gateways_read(self, server: Server) -> None:
         labels = scrape(server.http).labels("vllm:cache_config_info")
         assert labels["block_size"] == "16"

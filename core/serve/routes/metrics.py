@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
 
 from octavo.core.serve.metrics.catalogue import METRICS, Moment
 from octavo.core.serve.metrics.text import CONTENT_TYPE, Exposition
@@ -16,7 +17,7 @@ def install(app: FastAPI, serving: Serving) -> None:
     labels = {"model_name": serving.names[0], "engine": "0"}
     exposition = Exposition(METRICS, labels, aliases=serving.settings.vllm_metrics)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         """The figures of engine and server, while the engine lives and after it ended."""
         answered = request.app.state.watch.answered
