@@ -35,7 +35,7 @@ JOBS = {
     "load": ("hostile files and formats, with new examples", ["tests/load"]),
     "overload": ("2,000 requests at four times what the server bears", ["tests/serve/test_overload.py"]),
     "openapi": (
-        "10,000 requests that schemathesis makes of the API's own description: no 5xx, no answer unlike the description",
+        "10,000 requests that schemathesis makes of the API's description: no 5xx, no answer unlike what it says",
         ["tests/serve/test_openapi.py"],
     ),
     "packages": ("the example packages and the guide, end to end", ["tests/packaging"]),

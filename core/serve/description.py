@@ -144,7 +144,7 @@ def _success(path: str, streams: bool) -> Json:
     if path not in SUCCESSES:
         return {PLAIN.get(path, "text/plain"): {"schema": TEXT}}
     content: Json = {"application/json": {"schema": SUCCESSES[path]}}
-    return content | ({"text/event-stream": {"schema": TEXT}} if streams else {})
+    return content | ({"text/event-stream": {"schema": {}}} if streams else {})
 
 
 def _streams(operation: Json, schemas: Mapping[str, Json]) -> bool:

@@ -115,6 +115,29 @@ def test_prompts_are_cut_at_their_beginning(server: Server) -> None:
     )
 
 
+def test_without_special_tokens(server: Server) -> None:
+    """SmolLM2's tokenizer puts none around a text, so nothing changes."""
+    without = ask(server, "ABC", {"add_special_tokens": False, "return_token_ids": True}).choices[0]
+    assert (without.prompt_token_ids, without.text) == (LETTERS[:1], "DEFGH ok")
+    told = server.http.post("/tokenize", json={"prompt": "ABC", "add_special_tokens": False})
+    assert told.json()["tokens"] == LETTERS[:1]
+    conversation = {"messages": [{"role": "user", "content": "Hi"}], "add_special_tokens": True}
+    assert error_of(server.http.post("/tokenize", json=conversation), 400)["param"] == "add_special_tokens"
+
+
+@pytest.mark.parametrize("penalty", [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0}])
+def test_penalties(server: Server, penalty: dict[str, float]) -> None:
+    """With a bias that wins by less than the penalty, a token comes once; without a penalty, again and again."""
+    fields = {"prompt": "ABC", "max_tokens": 2, "temperature": 0, "allowed_token_ids": [253, 278]}
+    fields["logit_bias"] = {"253": 1.0}
+    assert server.post("completions", **fields).json()["choices"][0]["text"] == " a a"
+    assert server.post("completions", **fields, **penalty).json()["choices"][0]["text"] == " a b"
+    talk = {**fields, "messages": [{"role": "user", "content": "x"}]}
+    talk.pop("prompt")
+    reply = server.post("chat/completions", **talk, **penalty).json()["choices"][0]["message"]["content"]
+    assert reply == " a b"
+
+
 # -- best_of ------------------------------------------------------------------------------------------------------
 
 
@@ -203,11 +226,19 @@ def test_what_can_not_be_tokenised(server: Server, path: str, body: dict[str, An
 
 
 def test_requests_as_they_would_run(server: Server) -> None:
-    fields = {"stop": "x", "logit_bias": {"5": 1.5}, "top_k": 3, "priority": 2, "bad_words": ["GH"]}
+    fields = {
+        "repetition_penalty": 1.5,
+        "stop": "x",
+        "logit_bias": {"5": 1.5},
+        "top_k": 3,
+        "priority": 2,
+        "bad_words": ["GH"],
+    }
     shown = server.post("completions/render", prompt=["ABC", "ABCDEF"], **fields).json()
     assert [each["token_ids"] for each in shown] == [LETTERS[:1], LETTERS[:2]]
     params = shown[0]["sampling_params"]
     assert (params["stop"], params["logit_bias"], params["top_k"], params["max_tokens"]) == (["x"], {"5": 1.5}, 3, 16)
+    assert params["repetition_penalty"] == 1.5
     assert [LETTERS[2]] in params["bad_words_token_ids"]
     assert (shown[0]["priority"], shown[0]["stream"]) == (2, False)
     messages = [{"role": "user", "content": "Hi"}]
@@ -217,6 +248,23 @@ def test_requests_as_they_would_run(server: Server) -> None:
     assert server.stats().num_running == server.stats().num_waiting == 0
     assert server.refusal("completions/render", prompt=[999999])["param"] == "prompt"
     assert server.refusal("chat/completions/render", messages=[])["param"] == "messages"
+
+
+SAMPLING: dict[str, Any] = {
+    "n": 2, "min_tokens": 1, "temperature": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.25, "repetition_penalty": 1.5,
+    "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 5, "stop": ["x"], "stop_token_ids": [7],
+    "include_stop_str_in_output": True, "ignore_eos": True, "logit_bias": {"5": 1.5}, "bad_words": ["GH"],
+    "allowed_token_ids": [5, 6], "skip_special_tokens": False, "prompt_logprobs": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_each_field_of_sampling_reaches_the_engine(server: Server, path: str) -> None:
+    both = {"prompt": "ABC", "messages": [{"role": "user", "content": "x"}]}
+    shown = server.post(f"{path}/render", **both, **SAMPLING, cache_salt="mine", priority=3).json()
+    (shown,) = shown if isinstance(shown, list) else [shown]
+    assert {name: shown["sampling_params"][name] for name in SAMPLING} == SAMPLING
+    assert (shown["cache_salt"], shown["priority"]) == ("mine", 3)
 
 
 def test_one_model(server: Server) -> None:
