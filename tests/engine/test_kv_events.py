@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +19,12 @@ from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import ConfigError
 from octavo.core.base.params import SamplingParams
 from octavo.core.engine.engine import Engine
+from octavo.core.engine.kv_events.events import BlockStored, EventRecorder
 from octavo.core.engine.kv_events.publisher import Publisher
 from octavo.core.engine.wire import EngineRequest
+from octavo.core.sched.kv_groups import KVGroupSpec
+from octavo.core.sched.prefix import ContentHasher
+from octavo.core.sched.request import Request
 from tests.engine.kv_event_reader import END_SEQ, Cleared, Index, Removed, Stored, parse_frames, parse_payload, short
 from tests.engine.worlds import NullWorld
 
@@ -192,6 +198,23 @@ def test_groups_with_windows_say_which_they_are(null: NullWorld, addresses: dict
         assert index.cached == cached(engine)
     finally:
         engine.close()
+
+
+def test_an_adapter_is_told_by_name_and_a_rotary_offset_by_key() -> None:
+    recorder = EventRecorder({"digest": "french"}.__getitem__)
+    request = Request("r", list(range(8)), SamplingParams(), cache_salt="s", adapter_id="digest")
+    request.rotary_offset = 4096
+    chain = ContentHasher("sha256", "float32").chain(request, BLOCK)
+    for index in range(2):
+        recorder.stored(KVGroupSpec(0, BLOCK, None, 1), request, index, chain)
+    (event,) = recorder.take()
+    assert isinstance(event, BlockStored)
+    assert event.lora_name == "french"
+    assert event.extra_keys == [["s", "rotary_offset=4096"], None]
+    # What docs/kv-events.md says of the first hash.
+    root = hashlib.sha256(repr(("float32", "digest", "s", 4096)).encode()).digest()
+    assert event.block_hashes[0] == hashlib.sha256(root + struct.pack("<4q", 0, 1, 2, 3)).digest()
+    assert recorder.take() == []
 
 
 # ---------------------------------------------------------------------------------------------------- the sockets
