@@ -357,6 +357,8 @@ class AsyncEngine(AsyncReadingMethods, AsyncPoolingMethods, AsyncAdapterMethods,
         processed = processor.process(message.outputs)
         if message.step is not None:
             self.observer.stepped(message.step)
+        if message.fallback_calls is not None:
+            self.observer.fell_back(message.fallback_calls)
         self.observer.took(processed.pieces, self._last_progress)
         for piece in processed.pieces:
             self._streams[piece.request_id].put(piece)

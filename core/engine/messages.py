@@ -92,11 +92,15 @@ class Ready(Struct, frozen=True, tag=True):
 
 
 class Outputs(Struct, frozen=True, tag=True):
-    """What a step, or what came between two steps, brought; perhaps nothing but new figures. step: None between."""
+    """What a step, or what came between two steps, brought; perhaps nothing but new figures.
+
+    step is None between two; fallback_calls, of each op that has fallbacks, are told now and then.
+    """
 
     outputs: list[EngineOutput]
     stats: SchedulerStats
     step: StepFacts | None = None
+    fallback_calls: dict[str, int] | None = None
 
 
 class Refused(Struct, frozen=True, tag=True):

@@ -17,7 +17,7 @@ leaves, or a choice that fails, would tell of itself and not of the engine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from octavo.core.base.metrics import Histogram
@@ -119,6 +119,7 @@ class Observer:
         figures: totals; written here alone.
         adapters_running, adapters_waiting: live choices of each adapter, by its name.
         num_running: live choices that hold a place in the batch.
+        fallback_calls: op -> calls of its fallbacks, as the engine last told.
     """
 
     def __init__(self) -> None:
@@ -126,6 +127,7 @@ class Observer:
         self.adapters_running: Counter[str] = Counter()
         self.adapters_waiting: Counter[str] = Counter()
         self.num_running = 0
+        self.fallback_calls: Mapping[str, int] = {}
         self._choices: dict[tuple[str, int], _Choice] = {}
 
     @property
@@ -162,6 +164,10 @@ class Observer:
                 if choice.started is None:
                     choice.started = max(step.began, choice.call.submitted)
                     self.figures.queue_seconds.observe(choice.started - choice.call.submitted)
+
+    def fell_back(self, calls: Mapping[str, int]) -> None:
+        """The engine tells how often ops had no implementation of the backend's own so far."""
+        self.fallback_calls = calls
 
     def took(self, pieces: Iterable[RequestOutput], now: float) -> None:
         """Pieces of replies came from the engine."""

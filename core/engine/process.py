@@ -17,6 +17,8 @@ import shutil
 import signal
 import sys
 import threading
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -28,10 +30,14 @@ from octavo.core.engine import messages
 from octavo.core.engine.wire import EngineOutput
 
 if TYPE_CHECKING:
+    from octavo.core.backend.opset import OpChoice
     from octavo.core.engine.engine import Engine
 
 LINGER_MS = 2000
 """How long a last message may take to leave when the process ends."""
+
+FALLBACKS_SECONDS = 5.0
+"""How often the calls of fallbacks are told: where a model is split, its ranks must be asked for them."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +56,7 @@ class EngineLoop:
         self._inbox = inbox
         self._outbox = outbox
         self._running = True
+        self._fallbacks_due = 0.0
         self._poller = zmq.Poller()
         self._poller.register(inbox, zmq.POLLIN)
         for fileno in engine.watched():
@@ -64,7 +71,7 @@ class EngineLoop:
             outputs = self._receive(wait=not engine.has_work())
             if engine.has_work():
                 outputs += engine.step()
-            self._send(messages.Outputs(outputs, engine.stats(), engine.take_step()))
+            self._send(messages.Outputs(outputs, engine.stats(), engine.take_step(), self._fallback_calls()))
 
     def _receive(self, *, wait: bool) -> list[EngineOutput]:
         """Handle what has arrived; with `wait`, sleep until something does."""
@@ -104,6 +111,14 @@ class EngineLoop:
         except InvalidRequest as error:
             self._send(messages.refused_of(message.request_id, error))
 
+    def _fallback_calls(self) -> dict[str, int] | None:
+        """When it is time to tell them; else None."""
+        now = time.monotonic()
+        if now < self._fallbacks_due:
+            return None
+        self._fallbacks_due = now + FALLBACKS_SECONDS
+        return fallback_calls(self._engine.op_choices())
+
     def _change_adapters(self, message: messages.LoadAdapter | messages.UnloadAdapter) -> None:
         adapters, refused = self._engine.adapters, None
         try:
@@ -117,6 +132,15 @@ class EngineLoop:
 
     def _send(self, message: messages.FromEngine) -> None:
         self._outbox.send(messages.encode(message))
+
+
+def fallback_calls(choices: Iterable[OpChoice]) -> dict[str, int]:
+    """Op -> calls so far of its fallbacks; ops without one are left out."""
+    calls: dict[str, int] = {}
+    for choice in choices:
+        if choice.implementation == "fallback":
+            calls[choice.op] = calls.get(choice.op, 0) + choice.calls
+    return calls
 
 
 def main(folder: Path) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from octavo.core.backend.opset import OpChoice
+from octavo.core.backend.specs import RowSpec
 from octavo.core.base.metrics import Histogram
 from octavo.core.base.params import FinishReason, SamplingParams
 from octavo.core.engine.observer import Observer, RequestReport
 from octavo.core.engine.outputs import CompletionOutput, RequestOutput
+from octavo.core.engine.process import fallback_calls
 from octavo.core.engine.wire import EngineRequest, StepFacts
 
 
@@ -122,6 +126,17 @@ def test_a_prompt_that_was_not_computed_does_not_count(world: World) -> None:
         world.gain(name, at=2.0, tokens=0, reason=reason)
     assert world.figures.prompt_tokens == 0
     assert world.figures.finished[FinishReason.ERROR] == world.figures.finished[FinishReason.ABORT] == 1
+
+
+def test_calls_of_fallbacks_are_summed_by_op() -> None:
+    spec = RowSpec(64, torch.float32)
+    choices = [
+        OpChoice("gemm", spec, "fallback", "why", 3),
+        OpChoice("gemm", spec, "fallback", "why", 4),
+        OpChoice("rope", spec, "fallback", "why", 0),
+        OpChoice("embed", spec, "own", "", 0),
+    ]
+    assert fallback_calls(choices) == {"gemm": 7, "rope": 0}
 
 
 def test_a_bound_belongs_to_the_range_that_it_ends() -> None:

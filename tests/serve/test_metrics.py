@@ -224,6 +224,14 @@ class TestGauges:
             fallen = {name for name, value in before.samples.items() if after.samples[name] < value}
             assert {name for name, _ in fallen} <= gauges
 
+    def test_calls_of_fallbacks(self, chain_model: Path) -> None:
+        with running(chain_model, tokenizer="smollm2") as server:
+            server.complete("Loop", max_tokens=1)
+            told = server.engine.observer.fallback_calls
+            assert told == {}, "the CPU has every op of this model"
+            server.engine.observer.fell_back({"rope": 7})
+            assert scrape(server.http).of("octavo_op_fallback_calls_total", op="rope") == 7
+
     def test_strangers_make_no_new_lines(self, server: Server) -> None:
         server.http.get("/nothing-of-the-kind")
         before = len(settled(server).samples)
