@@ -55,7 +55,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"messages": MESSAGES, "tool_choice": "auto", "reasoning_effort": "low", "chat_template": "x"},
     ],
     "responses": [
-        {"input": ITEMS, "instructions": "Be kind.", "metadata": {"a": "b"}, "text": {"format": {"type": "text"}}},
+        {"input": ITEMS, "instructions": "Answer soon.", "metadata": {"a": "b"}, "text": {"format": {"type": "text"}}},
         {"input": "Hi", "tools": [{"type": "function", "name": "time", "parameters": SCHEMA}], "tool_choice": "auto",
          "include": ["message.output_text.logprobs"], "reasoning": {"effort": "low"}, "truncation": "auto"},
     ],

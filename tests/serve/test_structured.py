@@ -96,12 +96,16 @@ def test_a_choice_with_more_logprobs_than_it_allows_tokens(server: Server) -> No
         ("structured_outputs", {"grammar": "start: missing"}, "missing"),
         ("structured_outputs", {"choice": []}, "choice"),
         ("structured_outputs", {"regex": "a", "choice": ["a"]}, "exactly one"),
-        ("structured_outputs", {"whitespace_pattern": "x", "json": {}}, "whitespace_pattern"),
+        ("structured_outputs", {"whitespace_pattern": "x", "json": {}}, "give one of json, json_object"),
         ("guided_choice", [], "choice"),
         ("response_format", {"type": "xml"}, "json_schema"),
         ("response_format", {}, "json_schema"),
         ("response_format", {"type": "json_schema"}, "schema"),
-        ("response_format", {"type": "json_schema", "json_schema": {"schema": {}, "strong": 1}}, "strong"),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"schema": {}, "strong": 1}},
+            "give name, description, schema",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
