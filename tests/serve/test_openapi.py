@@ -91,7 +91,7 @@ def test_every_operation_does_as_the_document_says(short: Server) -> None:
             case.validate_response(response, checks=CHECKS)
 
         holds()
-    assert statuses.total() >= NUM_REQUESTS * 0.8
+    assert statuses.total() >= NUM_REQUESTS
     assert statuses[200] > 20
     assert statuses[400] > 20
 
