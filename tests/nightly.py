@@ -34,6 +34,10 @@ JOBS = {
     "text": ("tokenisers, streamed text and sampling, with new examples", ["tests/text", "tests/sample"]),
     "load": ("hostile files and formats, with new examples", ["tests/load"]),
     "overload": ("2,000 requests at four times what the server bears", ["tests/serve/test_overload.py"]),
+    "kills": (
+        "50 times a process of a loaded server dies, at a random moment: no orphan, no file, no client that waits",
+        ["tests/serve/test_kills.py"],
+    ),
     "openapi": (
         "10,000 requests that schemathesis makes of the API's description: no 5xx, no answer unlike what it says",
         ["tests/serve/test_openapi.py"],

@@ -8,6 +8,10 @@
 Frames have a socket of their own, so that whatever a library prints can't be mistaken for an answer. When this process
 ends, however it ends, the socket closes, and `ends_with` on the other side ends the child. A deadline is one of
 time.monotonic; None waits as long as the other side lives.
+
+A terminal and a service manager send SIGINT and SIGTERM to parent and children alike, at any moment. Where the parent
+alone decides what becomes of the children, it starts them inside `signals_held`, and they call
+`leave_signals_to_parent`: so neither signal ends them, not even in the first instructions of their interpreter.
 """
 
 from __future__ import annotations
@@ -21,11 +25,36 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import IO
 
 _HEADER = struct.Struct("<I")
 _ENDING_S = 1.0
 """What a child has, after its connection closed, to give back its device."""
+
+_TO_THE_GROUP = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Round the start of a process by subprocess: SIGINT and SIGTERM wait until it calls `leave_signals_to_parent`.
+
+    They wait here too meanwhile, and are lost nowhere. (asyncio's way to start a process would not do: uvloop gives the
+    process an empty mask.)
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_THE_GROUP)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_signals_to_parent() -> None:
+    """In a child, first of all: ignore SIGINT and SIGTERM, also those that were held back since its start."""
+    for number in _TO_THE_GROUP:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_THE_GROUP)
 
 
 class ChildProcess:
@@ -34,13 +63,14 @@ class ChildProcess:
     Args:
         module: run as `python -m module FD`; not waited for.
         keeps_log: pass on, line by line, what the child prints, and remember the last line.
+        holds_signals: start it inside `signals_held`.
     """
 
-    def __init__(self, module: str, *, keeps_log: bool = False) -> None:
+    def __init__(self, module: str, *, keeps_log: bool = False, holds_signals: bool = False) -> None:
         self._socket, theirs = socket.socketpair()
         # The child must find the very packages that are found here, also from a source tree that is not installed.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
-        with theirs:
+        with theirs, signals_held() if holds_signals else nullcontext():
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),

@@ -2,11 +2,12 @@
 
     folder/to     PUSH ── bound here ──> engine process
     folder/from   PULL <── bound here ── engine process
-    stdin         a Start; while it is open, the process knows that its front lives
+    stdin         a Start; while it is open, the process knows that its front lives; a FAREWELL before it is closed
 
-The folder may be entered by this user alone, and is removed as soon as both sockets are connected, so that nothing
-is left behind however the two end. Sending never waits: the sockets have no limit, since what is under way is bounded
-by the requests that are open, and a front that waited for an engine that waits for its front would hang both.
+The folder may be entered by this user alone, and is removed as soon as both sockets are connected. It is made after
+the process, which knows its name and removes it when this one dies: so nothing is left behind whichever of the two is
+killed, and when. Sending never waits: the sockets have no limit, since what is under way is bounded by the requests
+that are open, and a front that waited for an engine that waits for its front would hang both.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import shutil
+import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from octavo.core.base.child import how_it_ended
+from octavo.core.base.child import how_it_ended, signals_held
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import ConfigError, EngineDead
 from octavo.core.base.logs import form_in_use
 from octavo.core.engine import messages
+
+MODULE = "octavo.core.engine.process"
 
 STOP_SECONDS = 5.0
 """How long the process may take to end when asked: it finishes the step it is in."""
@@ -51,8 +57,8 @@ class EngineChannel:
         self._outbox = self._context.socket(zmq.PUSH)
         for socket in (self._inbox, self._outbox):
             socket.set_hwm(0)
-        self._process: asyncio.subprocess.Process | None = None
-        self._ended: asyncio.Task[int] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended: asyncio.Future[int] | None = None
 
     @classmethod
     async def open(cls, config: EngineConfig) -> Self:
@@ -61,16 +67,36 @@ class EngineChannel:
         Raises:
             ConfigError: pyzmq is missing, or there is no place for the sockets.
         """
-        channel = cls(_make_folder())
+        channel = cls(_name_folder())
         try:
+            channel._start_process()
             channel._bind()
-            await channel._start_process(config)
+            await asyncio.to_thread(channel._tell, config)
         except BaseException:
             await channel.close(ask=False)
             raise
         return channel
 
+    def _start_process(self) -> None:
+        # The child must find the very packages that are found here, also from a source tree that is not installed.
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        with signals_held():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE, str(self._folder)],
+                stdin=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        self._ended = _end_of(self._process)
+
     def _bind(self) -> None:
+        try:
+            self._folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make a folder for the engine's sockets ({error.strerror}); "
+                "set TMPDIR to one that can be written",
+                field="TMPDIR",
+            ) from error
         try:
             self._inbox.bind(f"ipc://{self._folder}/from")
             self._outbox.bind(f"ipc://{self._folder}/to")
@@ -80,24 +106,16 @@ class EngineChannel:
                 field="TMPDIR",
             ) from error
 
-    async def _start_process(self, config: EngineConfig) -> None:
-        # The child must find the very packages that are found here, also from a source tree that is not installed.
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "octavo.core.engine.process",
-            str(self._folder),
-            stdin=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        self._ended = asyncio.create_task(self._process.wait())
+    def _tell(self, config: EngineConfig) -> None:
         level = logging.getLogger("octavo").getEffectiveLevel()
+        self._write(messages.encode_start(messages.Start(config, level, form_in_use())) + b"\n")
+
+    def _write(self, data: bytes) -> None:
+        assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(messages.encode_start(messages.Start(config, level, form_in_use())) + b"\n")
-        with suppress(ConnectionError):  # it has ended already: receive() will tell
-            await self._process.stdin.drain()
+        with suppress(OSError, ValueError):  # it has ended already: receive() will tell
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
 
     async def receive_first(self) -> messages.FromEngine:
         """The first message, which comes once the model is loaded or has failed to; afterwards one may send.
@@ -153,34 +171,54 @@ class EngineChannel:
             self._context.term()
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _end_process(self, process: asyncio.subprocess.Process, *, ask: bool) -> None:
+    async def _end_process(self, process: subprocess.Popen[bytes], *, ask: bool) -> None:
         try:
+            self._write(messages.FAREWELL)
             if ask:
                 with suppress(EngineDead):
                     self.send(messages.Stop())
                     await self._wait_ended(STOP_SECONDS)
             if process.stdin is not None:
-                process.stdin.close()  # the process ends with its stdin, also while it loads or computes
+                with suppress(OSError):
+                    process.stdin.close()  # the process ends with its stdin, also while it loads or computes
             await self._wait_ended(KILL_SECONDS)
         finally:
-            if process.returncode is None:
-                process.kill()
-                await self._wait_ended(KILL_SECONDS)
+            process.kill()  # nothing happens if it has ended
+            await self._wait_ended(KILL_SECONDS)
 
     async def _wait_ended(self, seconds: float) -> None:
         if self._ended is not None:
             await asyncio.wait({self._ended}, timeout=seconds)
 
 
-def _make_folder() -> Path:
+def _end_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
+    """The exit code, once there is one; watched by a thread, which every platform and event loop can do."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def take(code: int) -> None:
+        if not ended.done():
+            ended.set_result(code)
+
+    def watch() -> None:
+        code = process.wait()
+        with suppress(RuntimeError):  # the loop is closed: nobody asks any more
+            loop.call_soon_threadsafe(take, code)
+
+    threading.Thread(target=watch, daemon=True, name="octavo-engine-end").start()
+    return ended
+
+
+def _name_folder() -> Path:
+    """Where no folder is yet."""
     try:
         import zmq  # noqa: F401
     except ImportError as error:
         raise ConfigError("AsyncEngine and octavo serve need pyzmq; pip install 'octavo[serve]'") from error
     try:
-        return Path(tempfile.mkdtemp(prefix="octavo-"))
+        return Path(tempfile.gettempdir()) / f"octavo-{secrets.token_hex(6)}"
     except OSError as error:
         raise ConfigError(
-            f"cannot make a folder for the engine's sockets ({error.strerror}); set TMPDIR to one that can be written",
+            f"there is no folder for the engine's sockets ({error.strerror}); set TMPDIR to one that can be written",
             field="TMPDIR",
         ) from error

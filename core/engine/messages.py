@@ -25,6 +25,9 @@ from octavo.core.base.pooling import PoolingJob
 from octavo.core.engine.wire import EngineOutput, EngineRequest, StepFacts
 from octavo.core.sched.block_map import BlockMap
 
+FAREWELL = b"\n"
+"""What the front writes to the process's stdin before it closes it by intent."""
+
 
 class Start(Struct, frozen=True):
     """What to load, and the front's level and form of logging."""

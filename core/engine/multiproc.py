@@ -155,7 +155,7 @@ class MultiprocExecutor:
         level = logging.getLogger("octavo").getEffectiveLevel()
         for rank in range(self._size):
             # On a terminal rank 0 writes by itself: a progress bar is not made of lines.
-            child = ChildProcess(MODULE, keeps_log=rank > 0 or not sys.stderr.isatty())
+            child = ChildProcess(MODULE, keeps_log=rank > 0 or not sys.stderr.isatty(), holds_signals=True)
             self._ranks.append(child)
             # All come to the same warnings: one of them is enough to say so.
             shown = level if rank == 0 else logging.ERROR

@@ -1,6 +1,7 @@
 """The engine process: one engine behind two sockets. Its front runs `python -m octavo.core.engine.process FOLDER`.
 
-    stdin: a Start, then nothing; when it ends the front is gone, and so is the process, at once and whatever it does
+    stdin: a Start, then nothing but a FAREWELL; when it ends the front is gone, and so is the process, at once and
+           whatever it does; without a farewell the front died, and this process says so, since nobody else can
     folder/to  ── messages ──> [ receive, step, send ] ── messages ──> folder/from
 
 Without work the loop sleeps until a message comes. What is wrong with one request goes back as a Refused, with an
@@ -14,18 +15,19 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
+from octavo.core.base.child import leave_signals_to_parent
 from octavo.core.base.errors import InvalidRequest, OctavoError, UserError
-from octavo.core.base.logs import log_to_stderr
+from octavo.core.base.logs import announce, log_to_stderr
 from octavo.core.engine import messages
 from octavo.core.engine.wire import EngineOutput
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 LINGER_MS = 2000
 """How long a last message may take to leave when the process ends."""
+
+FRONT_DIED = "error: what started this engine ended without closing it; it was killed, crashed or ran out of memory"
 
 FALLBACKS_SECONDS = 5.0
 """How often the calls of fallbacks are told: where a model is split, its ranks must be asked for them."""
@@ -149,11 +153,10 @@ def main(folder: Path) -> int:
     Args:
         folder: where the sockets are.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    line = sys.stdin.buffer.readline()
-    if not line.endswith(b"\n"):  # the front is gone already
-        _end(folder)
+    leave_signals_to_parent()
+    line = _read_line()
+    if line == messages.FAREWELL or not line.endswith(b"\n"):  # the front is gone already
+        _end(folder, line)
     start = messages.decode_start(line)
     threading.Thread(target=_end_with_front, args=(folder,), daemon=True).start()
     log_to_stderr(start.log_level, start.log_form)
@@ -186,15 +189,28 @@ def _serve(start: messages.Start, inbox: zmq.Socket[bytes], outbox: zmq.Socket[b
         engine.close()
 
 
+def _read_line() -> bytes:
+    """A line of stdin, without what follows. (sys.stdin would take more, and its lock would hang the process's end.)"""
+    line = bytearray()
+    while not line.endswith(b"\n") and (byte := os.read(sys.stdin.fileno(), 1)):
+        line += byte
+    return bytes(line)
+
+
 def _end_with_front(folder: Path) -> None:
     """Wait for the end of stdin, then end this process and what the front could not remove."""
-    while os.read(sys.stdin.fileno(), 4096):  # not through sys.stdin, whose lock would hang the interpreter's end
-        pass
-    _end(folder)
+    said = b""
+    while piece := os.read(sys.stdin.fileno(), 4096):
+        said += piece
+    _end(folder, said)
 
 
-def _end(folder: Path) -> NoReturn:
+def _end(folder: Path, said: bytes) -> NoReturn:
     shutil.rmtree(folder, ignore_errors=True)
+    if said != messages.FAREWELL:
+        with suppress(OSError, ValueError):
+            announce(FRONT_DIED, logging.ERROR)
+            sys.stderr.flush()
     os._exit(0)
 
 

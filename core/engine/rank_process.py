@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import sys
 from contextlib import suppress
 
-from octavo.core.base.child import ends_with, receive, send
+from octavo.core.base.child import ends_with, leave_signals_to_parent, receive, send
 from octavo.core.base.errors import OctavoError, UserError
 from octavo.core.base.logs import log_to_stderr
 from octavo.core.engine import rank_messages as messages
@@ -29,8 +28,7 @@ logger = logging.getLogger(__name__)
 
 def main(fd: int) -> int:
     """Load this rank's part of the model, then run steps until the engine hangs up."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to the whole group: the engine decides
-        signal.signal(number, signal.SIG_IGN)
+    leave_signals_to_parent()
     os.set_inheritable(fd, False)  # whoever holds a copy keeps the engine from noticing this process's end
     with socket.socket(fileno=fd) as engine:
         ends_with(engine)

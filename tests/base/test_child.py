@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -63,3 +64,14 @@ def test_a_child_that_hangs_costs_the_deadline_and_ends_by_force(child: ChildPro
 def test_signals_without_a_name_have_their_number() -> None:
     assert how_it_ended(-signal.SIGSEGV) == "was killed by SIGSEGV"
     assert how_it_ended(-63) == "was killed by signal 63"
+
+
+def test_signals_of_the_group_wait_for_a_child_that_begins() -> None:
+    child = ChildProcess(MODULE, holds_signals=True)
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(child.pid, number)  # its interpreter has not begun
+        child.send(b"x", soon())
+        assert child.receive(soon()) == b"x"
+    finally:
+        child.kill()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from octavo.core.serve.launch import listen
 from octavo.core.serve.metrics.watch import Listener
 from tests.fakes.chains import save_chains
 from tests.fakes.scripted_chat import save_scripted_chat
+from tests.serve.processes import Serve
 from tests.serve.scripts import SCRIPTS
 
 MAX_MODEL_LEN = 2048
@@ -188,6 +191,22 @@ def caller(scripted_model: Path) -> Iterator[Server]:
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture
+def serve(chain_model: Path) -> Iterator[Callable[..., Serve]]:
+    """Starts servers, of the chain model unless told otherwise."""
+    started: list[Serve] = []
+    with ExitStack() as folders:
+
+        def start(*flags: str, model: str | None = None, port: int = 0) -> Serve:
+            folder = folders.enter_context(tempfile.TemporaryDirectory(prefix="t-"))  # short, for the sockets in it
+            started.append(Serve(Path(folder), model or str(chain_model), *flags, port=port))
+            return started[-1]
+
+        yield start
+        for each in started:
+            each.end()
 
 
 @pytest.fixture(autouse=True)

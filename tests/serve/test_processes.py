@@ -2,114 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
-import httpx
 import psutil
 import pytest
 
-from tests.fakes.chains import FOREVER
-
-ROOT = Path(__file__).parents[2]
-FLAGS = (
-    "--tokenizer", "smollm2", "--num-threads", "1", "--max-model-len", "2048", "--num-kv-blocks", "500",
-    "--served-model-name", "tiny", "--no-progress",
-)  # fmt: skip
-SECONDS = 60.0
-"""How long anything may take on a busy machine, kernels built afresh included; what must be quick has its own limit."""
-
-
-class Serve:
-    """One run of `octavo serve`, in a session and a temporary folder of its own."""
-
-    def __init__(self, folder: Path, model: str, *flags: str, port: int = 0) -> None:
-        self.folder, self._log = folder / "tmp", folder / "log"
-        self.folder.mkdir()
-        paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-m", "octavo.core.cli.main", "serve", model, *FLAGS, "--port", str(port), *flags]
-        with self._log.open("wb") as log:
-            self._popen = subprocess.Popen(
-                command,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env=os.environ | {"PYTHONPATH": paths, "TMPDIR": str(self.folder)},
-            )
-        self.process = psutil.Process(self._popen.pid)
-        self.engine: psutil.Process | None = None
-
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def wait_engine(self) -> psutil.Process:
-        """The engine process, once it has started."""
-        self.engine = wait_for(lambda: next(iter(self.process.children()), None))
-        return self.engine
-
-    def wait_ready(self) -> httpx.Client:
-        """A client, once the server says where it serves."""
-        line = wait_for(lambda: next((part for part in self.log().splitlines() if " on http://" in part), None))
-        self.wait_engine()
-        return httpx.Client(base_url=line.split()[-1], timeout=SECONDS)
-
-    def send(self, number: int, *, group: bool = False) -> None:
-        (os.killpg if group else os.kill)(self._popen.pid, number)
-
-    def wait(self, seconds: float = SECONDS) -> int:
-        """The exit code, after checking that nothing is left."""
-        code = self._popen.wait(seconds)
-        if self.engine is not None:
-            psutil.wait_procs([self.engine], timeout=5)
-            assert not self.engine.is_running(), "an orphan"
-        wait_for(lambda: list(self.folder.iterdir()) == [])
-        assert "Traceback" not in self.log(), self.log()
-        return code
-
-    def end(self) -> None:
-        """Whatever the test did, leave no process."""
-        self._popen.kill()
-        self._popen.wait()
-        if self.engine is not None and self.engine.is_running():
-            self.engine.kill()
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return result
-
-
-@pytest.fixture
-def serve(chain_model: Path) -> Iterator[Callable[..., Serve]]:
-    """Starts servers, of the chain model unless told otherwise."""
-    started: list[Serve] = []
-    with ExitStack() as folders:
-
-        def start(*flags: str, model: str | None = None, port: int = 0) -> Serve:
-            folder = folders.enter_context(tempfile.TemporaryDirectory(prefix="t-"))  # short, for the sockets in it
-            started.append(Serve(Path(folder), model or str(chain_model), *flags, port=port))
-            return started[-1]
-
-        yield start
-        for each in started:
-            each.end()
-
-
-def stream(client: httpx.Client, **fields: Any) -> Any:
-    body = {"model": "tiny", "prompt": "Loop", "stream": True, **FOREVER, **fields}
-    return client.stream("POST", "/v1/completions", json=body)
+from tests.serve.processes import Serve, ranks_of, refuses, stream, wait_for
 
 
 def test_a_taken_port_and_an_idle_end(serve: Callable[..., Serve]) -> None:
@@ -167,11 +68,26 @@ def test_a_signal_while_loading(serve: Callable[..., Serve], number: int) -> Non
     assert run.log().splitlines()[-1] == "octavo: ended before the model was loaded"
 
 
+def test_signals_leave_the_engine_to_the_server(serve: Callable[..., Serve]) -> None:
+    """From its first instruction on, when its interpreter could not ignore them yet."""
+    run = serve()
+    engine = run.wait_engine()
+    while " on http://" not in run.log():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            engine.send_signal(number)  # raises where it has ended
+        time.sleep(0.01)
+    with run.wait_ready() as client:
+        assert client.get("/health").status_code == 200
+    run.send(signal.SIGTERM)
+    assert run.wait() == 0
+
+
 def test_the_server_killed_while_loading(serve: Callable[..., Serve]) -> None:
     run = serve()
     run.wait_engine()
     run.send(signal.SIGKILL)
     assert run.wait() == -signal.SIGKILL
+    assert "what started this engine ended without closing it" in run.log().splitlines()[-1]
 
 
 def test_the_engine_killed(serve: Callable[..., Serve]) -> None:
@@ -233,13 +149,6 @@ def test_a_second_signal_ends_replies(serve: Callable[..., Serve]) -> None:
         assert unread.status_code == 200
 
 
-def ranks_of(run: Serve) -> list[psutil.Process]:
-    assert run.engine is not None
-    ranks = run.engine.children()
-    assert len(ranks) == 2
-    return ranks
-
-
 def test_a_rank_killed(serve: Callable[..., Serve]) -> None:
     run = serve("--tensor-parallel-size", "2")
     with run.wait_ready() as client, stream(client) as live:
@@ -270,11 +179,3 @@ def test_ranks_finish_replies_too_and_end_with_the_server(serve: Callable[..., S
         assert done == "data: [DONE]"
     assert run.wait() == 0
     assert psutil.wait_procs(ranks, timeout=5)[1] == []
-
-
-def refuses(client: httpx.Client) -> bool:
-    """Whether new requests are refused, by 503 while replies are in flight, or by a closed port."""
-    try:
-        return httpx.get(client.base_url.join("/v1/models")).status_code == 503
-    except httpx.ConnectError:
-        return True
