@@ -38,6 +38,7 @@ JOBS = {
         "50 times a process of a loaded server dies, at a random moment: no orphan, no file, no client that waits",
         ["tests/serve/test_kills.py"],
     ),
+    "starts": ("four servers of two ranks start at once, five times", ["tests/serve/test_starts.py"]),
     "openapi": (
         "10,000 requests that schemathesis makes of the API's description: no 5xx, no answer unlike what it says",
         ["tests/serve/test_openapi.py"],

@@ -10,7 +10,7 @@ from octavo.core.parallel.meeting import meeting_point
 
 def test_no_address_is_given_twice_while_it_is_held() -> None:
     """vllm#40443, #28498, #7196: a port that was bound and closed is taken by another before its use."""
-    for _ in range(50):
+    for _ in range(1000):
         with ExitStack() as held:
             addresses = {held.enter_context(meeting_point()) for _ in range(32)}
             assert len(addresses) == 32

@@ -29,11 +29,11 @@ ORPHAN_SECONDS = 5.0
 
 
 class Serve:
-    """One run of `octavo serve`, in a session and a temporary folder of its own."""
+    """One run of `octavo serve`, in a session and, unless it is told one, a temporary folder of its own."""
 
-    def __init__(self, folder: Path, model: str, *flags: str, port: int = 0) -> None:
-        self.folder, self._log = folder / "tmp", folder / "log"
-        self.folder.mkdir()
+    def __init__(self, folder: Path, model: str, *flags: str, port: int = 0, tmp: Path | None = None) -> None:
+        self.folder, self._log = tmp or folder / "tmp", folder / "log"
+        self.folder.mkdir(exist_ok=True)
         paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "octavo.core.cli.main", "serve", model, *FLAGS, "--port", str(port), *flags]
         with self._log.open("wb") as log:
@@ -105,6 +105,15 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 def stream(client: httpx.Client, **fields: Any) -> Any:
     body = {"model": "tiny", "prompt": "Loop", "stream": True, **FOREVER, **fields}
     return client.stream("POST", "/v1/completions", json=body)
+
+
+def wait_queued(client: httpx.Client) -> None:
+    """Wait until one request runs and another waits."""
+    wait_for(lambda: _counts(client.get("/engine/state").json()) == (1, 1))
+
+
+def _counts(state: dict[str, Any]) -> tuple[int, int]:
+    return state["num_running"], state["num_waiting"]
 
 
 def ranks_of(run: Serve) -> list[psutil.Process]:

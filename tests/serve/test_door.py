@@ -75,12 +75,24 @@ def test_without_a_key_nothing_opens_but_the_probes(guarded: Server, headers: di
 
 
 def test_pages_of_known_origins_may_call(guarded: Server) -> None:
-    def allowed(origin: str) -> str | None:
-        asked = {"origin": origin, "access-control-request-method": "POST"}
-        response = httpx.options(f"{guarded.url}/v1/completions", headers=asked)
-        return response.headers.get("access-control-allow-origin")
+    """9router#3659: browsers ask first, without the key, whether they may send it."""
 
-    assert (allowed("https://a.example"), allowed("https://b.example")) == ("https://a.example", None)
+    def asked(origin: str) -> httpx.Response:
+        headers = {
+            "origin": origin,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type",
+        }
+        return httpx.options(f"{guarded.url}/v1/completions", headers=headers)
+
+    known, unknown = asked("https://a.example"), asked("https://b.example")
+    assert (known.status_code, unknown.status_code) == (200, 400)
+    assert known.headers["access-control-allow-origin"] == "https://a.example"
+    assert known.headers["access-control-allow-headers"] == "authorization,content-type"
+    assert "access-control-allow-origin" not in unknown.headers
+    refused = httpx.get(f"{guarded.url}/v1/models", headers={"origin": "https://a.example"})
+    assert error_of(refused, 401)
+    assert refused.headers["access-control-allow-origin"] == "https://a.example", "the page could not read why"
 
 
 def test_a_body_too_large(guarded: Server) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import httpx
 import psutil
 import pytest
 
-from tests.serve.processes import Serve, ranks_of, refuses, stream, wait_for
+from tests.serve.processes import SECONDS, Serve, ranks_of, refuses, stream, wait_for, wait_queued
 
 
 def test_a_taken_port_and_an_idle_end(serve: Callable[..., Serve]) -> None:
@@ -129,6 +133,56 @@ def test_a_signal_lets_replies_finish(serve: Callable[..., Serve]) -> None:
         assert '"finish_reason":"length"' in last
         assert done == "data: [DONE]"
     assert run.wait() == 0
+
+
+def queued_reply(url: httpx.URL, **fields: Any) -> tuple[int, str]:
+    """Status and text of a reply to a request that has to wait."""
+    with httpx.Client(base_url=url, timeout=SECONDS) as client, stream(client, **fields) as reply:
+        return reply.status_code, reply.read().decode()
+
+
+def test_draining_lets_the_queue_finish_too(serve: Callable[..., Serve]) -> None:
+    """vllm#36666: one stream runs, one waits."""
+    run = serve("--max-num-seqs", "1", "--drain-seconds", "60")
+    with run.wait_ready() as client, ThreadPoolExecutor(1) as thread:
+        with stream(client, max_tokens=1000) as live:
+            events = live.iter_lines()
+            next(events)
+            queued = thread.submit(queued_reply, client.base_url, max_tokens=20)
+            wait_queued(client)
+            run.send(signal.SIGTERM)
+            wait_for(lambda: refuses(client))
+            assert [event for event in events if event][-1] == "data: [DONE]"
+        status, text = queued.result(SECONDS)
+        assert status == 200
+        assert '"finish_reason":"length"' in text
+        assert text.endswith("data: [DONE]\n\n")
+    assert run.wait() == 0
+
+
+@pytest.mark.parametrize(("drain_seconds", "signals"), [("0", 1), ("60", 2)])
+def test_what_may_not_finish_ends_properly(serve: Callable[..., Serve], drain_seconds: str, signals: int) -> None:
+    """vllm#36666: what runs ends with an error event, what waits with an error status, and nothing takes time."""
+    run = serve("--max-num-seqs", "1", "--drain-seconds", drain_seconds)
+    with run.wait_ready() as client, ThreadPoolExecutor(1) as thread:
+        with stream(client) as live:
+            events = live.iter_lines()
+            next(events)
+            queued = thread.submit(queued_reply, client.base_url)
+            wait_queued(client)
+            asked = time.monotonic()
+            run.send(signal.SIGTERM)
+            if signals == 2:
+                wait_for(lambda: refuses(client))
+                run.send(signal.SIGTERM)
+            *_, error, done = [event for event in events if event]
+        assert error.startswith('data: {"error":')
+        assert done == "data: [DONE]"
+        status, text = queued.result(SECONDS)
+        assert (status, "error" in json.loads(text)) == (503, True)
+    assert run.wait() == 0
+    assert time.monotonic() - asked < 5
+    assert "octavo: error" not in run.log()
 
 
 def test_a_second_signal_ends_replies(serve: Callable[..., Serve]) -> None:
