@@ -78,7 +78,7 @@ empty, no test uses the parameter.
 
 def page() -> str:
     """The whole page."""
-    uses = tests()
+    uses = sources_of_tests()
     return HEAD + "".join(_section(path, body, uses) for path, body in BODIES.items())
 
 
@@ -108,7 +108,7 @@ def _first(path: str, name: str, uses: Mapping[str, set[str]]) -> list[str]:
     return [test for word in FILES[path] for test in sorted(found) if word in test.partition("::")[0]][:MAX_TESTS]
 
 
-def tests() -> dict[str, set[str]]:
+def sources_of_tests() -> dict[str, set[str]]:
     """file::function -> the names in its source, for each test."""
     return dict(_tests())
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.compatibility import BODIES, PAGE, WITHOUT_EFFECT, page, rows, tests
+from tests.serve.compatibility import BODIES, PAGE, WITHOUT_EFFECT, page, rows, sources_of_tests
 from tests.serve.conftest import Server
 
 UNTESTED = {
@@ -35,7 +35,7 @@ def test_the_page_is_what_the_code_says() -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_what_is_supported_is_tested(path: str) -> None:
-    uses = tests()
+    uses = sources_of_tests()
     untested = {name for name, supported, used in rows(path, BODIES[path], uses) if supported == "yes" and not used}
     assert untested == UNTESTED.get(path, set())
 

@@ -110,7 +110,7 @@ class TestOneRequest:
         assert gains["octavo_prompt_tokens_total"] == usage.prompt_tokens
         assert gains["octavo_generation_tokens_total"] == usage.completion_tokens == 7
         assert gains["octavo_prefix_cache_queries_total"] == usage.prompt_tokens
-        assert gains["octavo_step_tokens_sum"] == usage.prompt_tokens + 6
+        assert gains["octavo_step_tokens_sum"] == usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens + 6
         counts = {name: gain for name, gain in gains.items() if name.startswith("octavo_") and name.endswith("_count")}
         assert counts.pop("octavo_inter_token_latency_seconds_count") == 6
         assert counts.pop("octavo_step_tokens_count") == 7
