@@ -18,6 +18,7 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from octavo import __version__
@@ -41,6 +42,8 @@ is they who close and no request meets a closing connection."""
 CLOSE_SECONDS = 1.0
 """How long a client may take to read the end of its reply once there is no more to come."""
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 POLL_SECONDS = 0.02
@@ -61,8 +64,12 @@ def serve(config: EngineConfig, server: ServeConfig) -> int:
     log_to_stderr(getattr(logging, server.log_level.upper()), server.log_format)
     check_certificate(server)
     _warn_of_strangers(server)
-    with listen(server) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(config, server, listener))
+    with listen(server) as listener:
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                return runner.run(_serve(config, server, listener))
+        finally:
+            _ignore_signals()
 
 
 def _warn_of_strangers(server: ServeConfig) -> None:
@@ -265,19 +272,32 @@ def _cut_connections(web: uvicorn.Server) -> None:
 
 
 class _Signals:
-    """SIGINT and SIGTERM of this process. Made inside its event loop.
+    """SIGINT and SIGTERM of this process. Made inside its event loop, which they outlive.
+
+    A loop's own handlers would go when it closes, and one more signal then kill a server that has ended in order.
 
     Attributes:
-        first, second: set by the first signal, and by the second.
+        first, second: set by the first signal, and by the second; further ones change nothing.
     """
 
     def __init__(self) -> None:
         self.first, self.second = asyncio.Event(), asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        self._loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._count)
+
+    def _count(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+
+
+def _ignore_signals() -> None:
+    """The process ends now; its exit code and its last words stand. (Python's end would take handlers away.)"""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _address(host: str, port: int) -> str:

@@ -185,6 +185,16 @@ def test_what_may_not_finish_ends_properly(serve: Callable[..., Serve], drain_se
     assert "octavo: error" not in run.log()
 
 
+def test_further_signals_change_nothing(serve: Callable[..., Serve]) -> None:
+    """Up to the process's last instruction."""
+    run = serve()
+    run.wait_ready().close()
+    while run.process.is_running() and run.process.status() != psutil.STATUS_ZOMBIE:
+        run.send(signal.SIGTERM)
+        time.sleep(0.002)
+    assert run.wait() == 0
+
+
 def test_a_second_signal_ends_replies(serve: Callable[..., Serve]) -> None:
     run = serve()
     with run.wait_ready() as client, stream(client) as live, stream(client, prompt=["Loop"] * 300) as unread:
