@@ -108,6 +108,7 @@ setup(
         "": ["py.typed", "*.toml", "*.md", "tuning/*.toml"],
         "octavo.conformance.report": ["page.html", "schema.json"],
         "octavo.core.cli": ["skeleton/*.in"],
+        "octavo.core.serve.page": ["*.html", "*.css", "*.js", "*.svg"],
         "octavo.backends.cpu": ["native/*.h", "native/*.inc", "native/*.cpp"],
     },
     ext_modules=[Extension("octavo.kernels", sources=[])],  # makes the wheel one for a platform; BuildKernels builds it

@@ -247,6 +247,7 @@ class ServeConfig:
     vllm_metrics: bool = option(
         True, "give /metrics under vLLM's names as well, which gateways and autoscalers read", kind=Kind.BOOL
     )
+    page: bool = option(True, "serve a page at / to chat with the model and to watch the engine", kind=Kind.BOOL)
     strict_api: bool = option(
         False, "refuse a request with a field that nobody knows, in place of a warning header", kind=Kind.BOOL
     )

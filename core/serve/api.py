@@ -10,6 +10,7 @@
     routes/tokens.py       POST /tokenize, /detokenize, /v1/completions/render, /v1/chat/completions/render
     routes/health.py       GET  /health, /ready, /version
     routes/state.py        GET  /engine/state
+    routes/page.py         GET  /, the page and its files
     routes/metrics.py      GET  /metrics
 
 Bytes come in, a checked request goes to the engine, JSON or server-sent events go out.
@@ -40,6 +41,7 @@ from octavo.core.serve.routes import (
     messages,
     metrics,
     models,
+    page,
     pooling,
     responses,
     state,
@@ -58,6 +60,7 @@ ROUTES: Sequence[Callable[[FastAPI, Serving], None]] = (
     tokens.install,
     health.install,
     state.install,
+    page.install,
     metrics.install,
 )
 """Each adds its routes to an app."""

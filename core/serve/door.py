@@ -1,7 +1,7 @@
 """Who may come in, before a body is read: the server's door, as ASGI middleware.
 
     draining?   503, Retry-After      new requests only; those inside go on
-    key?        401                   on every path but OPEN_PATHS
+    key?        401                   on every path but OPEN_PATHS and the page's files, whose calls bring the key
     queue full? 429, Retry-After      for requests that would wait for the engine
 
 The door owns one thing that changes: whether the server is draining. Keys are kept and compared as digests, in constant
@@ -23,6 +23,7 @@ from octavo.core.base.config import ServeConfig
 from octavo.core.base.errors import ConfigError
 from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve.failures import error_body, error_response
+from octavo.core.serve.page import PATHS as PAGE_PATHS
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 """Paths that need no key and stay open while the server drains, so that an orchestrator can probe and scrape them.
@@ -50,6 +51,7 @@ class Door:
         self._app = app
         self._engine = engine
         self._max_queued = settings.max_queued_requests
+        self._open_paths = OPEN_PATHS | (PAGE_PATHS.keys() if settings.page else frozenset())
         self._keys = _digests(read_keys(settings))
         self.is_draining = False
 
@@ -64,7 +66,7 @@ class Door:
 
     def _refusal(self, scope: Scope) -> Response | None:
         path = scope["path"]
-        if path in OPEN_PATHS:
+        if path in self._open_paths:
             return None
         if self.is_draining:
             message = "the server is shutting down; ask another one"

@@ -76,3 +76,15 @@ def test_a_wheel_holds_what_backends_keep_beside_their_code(read_setup):
     beside = {path.relative_to(ROOT) for path in (ROOT / "backends").rglob("*.toml")}
     assert {Path("backends/cuda/gaps.toml"), Path("backends/rocm/gaps.toml")} <= beside
     assert held >= beside
+
+
+def test_a_wheel_holds_the_page(read_setup):
+    command = read_setup(ROOT, "bdist_wheel").get_command_obj("build_py")
+    command.ensure_finalized()
+    held = {
+        Path(name).name
+        for package, _, _, names in command.data_files
+        if package == "octavo.core.serve.page"
+        for name in names
+    }
+    assert held == {path.name for path in (ROOT / "core/serve/page").iterdir() if path.is_file()} - {"__init__.py"}
