@@ -85,6 +85,17 @@ def test_neither_content_nor_keys_are_logged(logging_server: Server, caplog: pyt
         assert secret not in said
 
 
+def test_what_only_looks_is_for_the_level_debug(logging_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """The page alone asks /engine/state more than twice a second."""
+    looks = ["/health", "/metrics", "/", "/page/main.js", "/engine/state"]
+    for level, logged in ((logging.INFO, []), (logging.DEBUG, looks)):
+        caplog.set_level(level, "octavo")
+        assert [logging_server.http.get(path).status_code for path in looks] == [200] * 5
+        logging_server.http.get("/v1/models")
+        assert [fields["path"] for fields in access_fields(caplog, len(logged) + 1)] == [*logged, "/v1/models"]
+        caplog.clear()
+
+
 def test_a_listener_that_fails_is_logged_and_hurts_nobody(
     logging_server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from octavo.core.serve.door import OPEN_PATHS
 from octavo.core.serve.metrics.watch import Exchange
 
 logger = logging.getLogger("octavo.access")
 
 
 def note(exchange: Exchange) -> None:
-    """Log a request. Probes and scrapes, which come every few seconds, are for the level debug."""
-    level = logging.DEBUG if exchange.path in OPEN_PATHS else logging.INFO
+    """Log a request. Those that only look, and come every few seconds, are for the level debug."""
+    level = logging.DEBUG if exchange.only_looks else logging.INFO
     if logger.isEnabledFor(level):
         fields = fields_of(exchange)
         logger.log(level, "%s", _sentence(exchange, fields), extra={"fields": fields})

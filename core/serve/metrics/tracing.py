@@ -17,7 +17,6 @@ from typing import Any
 
 from octavo import __version__
 from octavo.core.base.errors import ConfigError
-from octavo.core.serve.door import OPEN_PATHS
 from octavo.core.serve.metrics.watch import OTHER, Exchange
 
 CLOSE_SECONDS = 2.0
@@ -78,8 +77,8 @@ class Tracer:
         self._model = model
 
     def note(self, exchange: Exchange) -> None:
-        """Make a request's span; probes and strangers' paths have none."""
-        if exchange.path in OPEN_PATHS or exchange.path == OTHER:
+        """Make a request's span; those that only look, and strangers' paths, have none."""
+        if exchange.only_looks or exchange.path == OTHER:
             return
         span = self._tracer.start_span(
             f"{exchange.method} {exchange.path}",

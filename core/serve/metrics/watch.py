@@ -22,10 +22,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.core.engine.observer import RequestReport
 from octavo.core.serve.answers import CLIENT_CLOSED_REQUEST
+from octavo.core.serve.door import OPEN_PATHS
+from octavo.core.serve.page import PATHS as PAGE_PATHS
 from octavo.core.serve.request_ids import HEADER
 
 OTHER = "other"
 """The path that stands for all that no route has: strangers' paths must not become labels."""
+
+LOOKS = OPEN_PATHS | PAGE_PATHS.keys() | {"/engine/state"}
+"""Paths of probes, scrapes and the page: they come often, and nothing runs for them."""
 
 _REPORT = "octavo.report"
 
@@ -56,6 +61,11 @@ class Exchange:
     request_id: str = ""
     seconds: float = 0.0
     report: RequestReport = field(default_factory=RequestReport)
+
+    @property
+    def only_looks(self) -> bool:
+        """Whether nothing ran for it, and more of its kind come every few seconds."""
+        return self.path in LOOKS
 
 
 Listener = Callable[[Exchange], None]
