@@ -113,6 +113,7 @@ def test_a_tied_head_with_values_of_its_own_is_used_on_every_rank(split: Split, 
 def test_what_does_not_divide_is_refused_by_name(
     family: str, changes: dict[str, Any], options: dict[str, Any], names: str, split: Split
 ) -> None:
+    """vllm#52435, vllm-ascend#5311 (experts), and whatever else is shared out."""
     with pytest.raises(ConfigError, match=f"tensor_parallel_size is 2, which can't split {names}") as error:
         split(FAMILIES[family].make(**changes), 2, **options)
     assert error.value.field == "tensor_parallel_size"
