@@ -9,6 +9,9 @@
 An adapter's identity is a digest of everything that its replies depend on: names, scales, types and bytes of its
 matrices. Equal copies have one identity wherever they lie and whatever they are called; other weights under an old name
 have another. Whether the layers fit a model, `AdapterSlots` checks. Nothing is ever unpickled.
+
+The file is read once, into memory, and never mapped: somebody may write over it while it is served. What was hashed is
+then what is used, and a file that is cut short is an error, not a SIGBUS that ends the engine.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from octavo.core.base.errors import CheckpointError
 from octavo.core.lora.parts import LoraWeights
@@ -44,7 +48,7 @@ class AdapterLayer:
     """One layer of an adapter, as stored.
 
     Attributes:
-        weights: A, B and the scale; views of the file.
+        weights: A, B and the scale.
         is_embedding: it adapts a table that ids look up.
     """
 
@@ -107,14 +111,14 @@ def read_settings(path: Path) -> LoraSettings:
 
 
 def read_adapter(path: Path) -> Adapter:
-    """Read an adapter's config and map its weights.
+    """Read an adapter's config and its weights.
 
     Raises:
         CheckpointError: a file is missing or damaged, the two contradict each other, or one asks for what is not
             implemented.
     """
     settings = read_settings(path)
-    tensors = dict(_tensors(path))
+    tensors = _tensors(path)
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
@@ -141,17 +145,15 @@ def read_adapter(path: Path) -> Adapter:
     return Adapter(path, _digest(settings, layers, parameters), settings, layers, parameters, base_weights)
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
     file = path / WEIGHTS_FILE
     if not file.is_file():
         has_pickle = (path / "adapter_model.bin").is_file()
         why = "; adapter_model.bin can run code and is never loaded: save the adapter again as safetensors"
         raise CheckpointError(f"{path} has no {WEIGHTS_FILE}{why if has_pickle else '; download it'}", field="lora")
     try:
-        with safe_open(file, framework="pt") as handle:
-            for name in handle.keys():  # noqa: SIM118 - not a mapping
-                yield name, handle.get_tensor(name)
-    except (SafetensorError, OSError) as error:
+        return load(file.read_bytes())
+    except (SafetensorError, OSError, KeyError) as error:  # KeyError: a type that torch lacks
         cause = str(error).splitlines()[0]
         raise CheckpointError(
             f"{file} is truncated or not a safetensors file ({cause}); download it again", field="lora"

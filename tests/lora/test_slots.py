@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from octavo.core.backend.opset import OpSet
 from octavo.core.base.errors import CheckpointError, ConfigError
+from octavo.core.lora.adapter import read_adapter
 from octavo.core.lora.parts import PartShape
 from octavo.core.lora.slots import AdapterSlots
 from tests.lora.packer import make_lora
@@ -213,6 +215,23 @@ def test_files_that_changed_or_went_fail_their_own_acquire_only(tmp_path):
         world.slots.acquire(ids[1])
     world.slots.acquire(ids[2])
     assert world.slots.use().slots == (ids[2],)
+
+
+def test_a_file_that_is_written_over_while_it_is_read_changes_nothing(tmp_path):
+    """What was hashed is what is used; and a file cut short under the reader would end the whole process."""
+    lora = make_lora(World().net, ["q_proj"])
+    adapter = read_adapter(lora.save(tmp_path / "a"))
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    with file.open("r+b") as stream:
+        stream.seek(-4 * (K + 16) * 4, os.SEEK_END)  # both matrices
+        stream.write(bytes(4 * (K + 16) * 4))
+    weights, (a, b, _) = adapter.layers["q_proj"].weights, lora.layers["q_proj"]
+    assert torch.equal(weights.a_RK, a)
+    assert torch.equal(weights.b_NR, b)
+    os.truncate(file, 0)
+    assert torch.equal(weights.a_RK, a)
+    with pytest.raises(CheckpointError, match="truncated"):
+        read_adapter(tmp_path / "a")
 
 
 def test_identity_is_content_and_not_name_or_place(tmp_path):
