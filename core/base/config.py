@@ -128,6 +128,10 @@ class EngineConfig:
     )
     scheduling_policy: str = option("fcfs", "which waiting request is next", choices=POLICIES)
 
+    num_speculative_tokens: int = option(
+        0, "tokens of a request guessed from its own text and computed at once; replies stay the same; 0: none",
+        kind=Kind.INT, low=0, high=64,
+    )  # fmt: skip
     grammar_timeout_seconds: float = option(
         10.0, "how long the form of a structured reply may take to compile", kind=Kind.FLOAT, low=0.001, high=3600.0
     )  # fmt: skip

@@ -21,6 +21,7 @@ class SchedulerCounters:
     Attributes:
         steps: schedule() calls that gave work.
         scheduled_tokens: tokens computed, recomputed ones included.
+        drafted_tokens, accepted_tokens: of them, guesses, and guesses that held.
         generated_tokens: tokens given to requests, each once.
         preemptions: times a running request lost its blocks.
         prefix_query_tokens, prefix_hit_tokens: prompt tokens at first starts, and those found in the cache.
@@ -29,11 +30,19 @@ class SchedulerCounters:
 
     steps: int = 0
     scheduled_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+
+    def count_step(self, num_tokens: int, num_drafts: int) -> None:
+        """A step computes so many tokens, and so many of them are guesses."""
+        self.steps += num_tokens > 0
+        self.scheduled_tokens += num_tokens
+        self.drafted_tokens += num_drafts
 
     def stats(self, **gauges: int) -> SchedulerStats:
         """A snapshot of the totals, with these gauges."""
@@ -41,6 +50,8 @@ class SchedulerCounters:
             **gauges,
             steps=self.steps,
             scheduled_tokens=self.scheduled_tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
             generated_tokens=self.generated_tokens,
             preemptions=self.preemptions,
             prefix_query_tokens=self.prefix_query_tokens,
@@ -69,6 +80,8 @@ class SchedulerStats:
     kv_blocks_cached: int
     steps: int
     scheduled_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     generated_tokens: int
     preemptions: int
     prefix_query_tokens: int

@@ -122,6 +122,20 @@ class SamplingParams:
         """True when the most likely token is always taken."""
         return self.temperature < 1e-5
 
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that the text has already are made less likely, or more."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether anything but temperature, filters and min_tokens changes the logits that a token is drawn from."""
+        return (
+            self.penalises
+            or self.allowed_token_ids is not None
+            or bool(self.logits_processors or self.logit_bias or self.bad_words_token_ids)
+        )
+
     def with_(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, validated again."""
         return replace(self, **changes)

@@ -40,13 +40,14 @@ class StepInputs:
     Attributes:
         request_ids: B ids, in row order of everything below.
         num_scheduled_B: tokens of each request in this step.
-        num_known_B: tokens known of each request; the last of them is in this step where seq_lens_B is as many.
+        num_known_B: tokens known of each request; the last of them is in this step where seq_lens_B is as many, and
+            guesses behind it where seq_lens_B is more.
         token_ids_T, positions_T: int64, ragged, request after request; positions include each request's offset.
         query_start_loc: [B + 1] int32.
         seq_lens_B: int32, KV length including this step.
         groups: per KV group.
         adapter_T: int32, each token's adapter slot, -1 for none; None where nobody asks.
-        masks: of requests with a grammar, as in SchedulerOutput.
+        masks, drafts: as in SchedulerOutput.
     """
 
     request_ids: tuple[str, ...]
@@ -59,6 +60,7 @@ class StepInputs:
     groups: tuple[GroupInputs, ...]
     adapter_T: Int32 | None = None
     masks: Mapping[str, bytes] = field(default_factory=dict)
+    drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class InputBatch:
@@ -124,6 +126,10 @@ class InputBatch:
 
     def prepare(self, scheduled: SchedulerOutput) -> StepInputs:
         """Gather a step's inputs, request after request in the scheduler's order."""
+        for name, drafts in scheduled.drafts.items():
+            row = self._row_of[name]
+            known = int(self._length[row])
+            self._tokens[row, known : known + len(drafts)] = drafts  # tokens that are drawn overwrite them
         ids = tuple(scheduled.num_scheduled_tokens)
         rows_B = np.fromiter((self._row_of[i] for i in ids), dtype=np.int64, count=len(ids))
         counts_B = np.fromiter(scheduled.num_scheduled_tokens.values(), dtype=np.int64, count=len(ids))
@@ -148,6 +154,7 @@ class InputBatch:
             ),
             adapter_T=self._slot[rows_T],
             masks=scheduled.masks,
+            drafts=scheduled.drafts,
         )
 
     def _offsets(self, rows_T: Int64, positions_T: Int64) -> Int64:

@@ -25,16 +25,19 @@ from octavo.core.base.lora import AdapterInfo
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.base.params import FinishReason
 from octavo.core.engine.adapter_book import AdapterBook
+from octavo.core.engine.draft_payoff import DraftPayoff
 from octavo.core.engine.executor import Executor, make_executor
 from octavo.core.engine.grammars import Grammars
 from octavo.core.engine.kv_events.publisher import Publisher
 from octavo.core.engine.kv_events.stream import KVEventStream, open_publisher
+from octavo.core.engine.prompt_lookup import PromptLookup
 from octavo.core.engine.prompt_scores import PromptLogprobsLimit
 from octavo.core.engine.wire import EngineOutput, EngineRequest, StepFacts, choice_id, split_choice_id
 from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.sched.block_manager import BlockManager
 from octavo.core.sched.block_map import BlockMap
+from octavo.core.sched.drafting import Drafting
 from octavo.core.sched.output import RequestDelta, SchedulerOutput
 from octavo.core.sched.policy import SchedulerLimits, WholePromptLimit
 from octavo.core.sched.request import Request
@@ -83,7 +86,11 @@ class Engine:
         )
         token_limit = WholePromptLimit() if sizes.whole_texts else PromptLogprobsLimit()
         self._grammars = Grammars(config)
-        self._scheduler = Scheduler(limits, self._blocks, token_limits=(token_limit,), gates=(self._grammars.book,))
+        self._payoff = DraftPayoff()
+        self._scheduler = Scheduler(
+            limits, self._blocks, token_limits=(token_limit,), gates=(self._grammars.book,),
+            drafting=self._drafting(config.num_speculative_tokens),
+        )  # fmt: skip
         first = [
             AdapterInfo(name=name, path=config.lora_modules[name], **asdict(facts))
             for name, facts in executor.first_adapters.items()
@@ -187,7 +194,9 @@ class Engine:
             scheduled, failed = self._grammars.mask(self._scheduler.schedule())
             self._last_step = _facts(scheduled, began)
             outputs += self._fail(failed)
+            executed = time.monotonic()
             result = self._executor.execute(scheduled)
+            self._payoff.saw(scheduled, result, time.monotonic() - executed)
             deltas = self._scheduler.update(scheduled, result)
             outputs += self._outputs(deltas)
             outputs += self._fail(self._grammars.advance(deltas))
@@ -250,6 +259,14 @@ class Engine:
         finally:
             if self._kv_events is not None:
                 self._kv_events.close()
+
+    def _drafting(self, num_speculative_tokens: int) -> Drafting | None:
+        if not num_speculative_tokens:
+            return None
+        return Drafting(
+            PromptLookup(), max_tokens=num_speculative_tokens, max_rows=self.sizes.max_drawn_rows,
+            pays=self._payoff.allows,
+        )  # fmt: skip
 
     def _outputs(self, deltas: Sequence[RequestDelta]) -> list[EngineOutput]:
         """What deltas bring; choices that ended need their adapters and grammars no longer."""

@@ -35,8 +35,14 @@ def pooling_sizes(
     """The sizes of an engine that gives vectors, from those of one that generates.
 
     Raises:
-        ConfigError: a step that can't hold the longest text, of a model that needs it whole.
+        ConfigError: a step that can't hold the longest text, of a model that needs it whole, or tokens to guess.
     """
+    if config.num_speculative_tokens:
+        raise ConfigError(
+            f"num_speculative_tokens is {config.num_speculative_tokens}, but this model gives vectors and no text; "
+            "leave it out",
+            field="num_speculative_tokens",
+        )
     sizes = replace(sizes, gives_vectors=True)
     if config.max_model_len is None and pooler.max_tokens is not None:
         sizes = replace(sizes, max_model_len=min(sizes.max_model_len, pooler.max_tokens))

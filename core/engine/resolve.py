@@ -47,6 +47,7 @@ class EngineSizes:
         block_size: tokens of a KV block.
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: tokens of a step.
+        max_drawn_rows: rows of logits that a step draws tokens at, guesses included.
         max_model_len: tokens of a prompt and its reply.
         kv_memory_fraction: share of the free memory for the KV cache where no size is given.
         rotary_switch_tokens: as the model's config says it.
@@ -59,6 +60,7 @@ class EngineSizes:
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_drawn_rows: int
     max_model_len: int
     kv_memory_fraction: float
     rotary_switch_tokens: int | None
@@ -111,6 +113,7 @@ def resolve_sizes(
         block_size=config.block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=_tokens_of_buckets(config.max_num_batched_tokens, default_tokens, device),
+        max_drawn_rows=max(max_num_seqs, 1 + config.num_speculative_tokens),
         max_model_len=config.max_model_len or model.max_position,
         kv_memory_fraction=config.kv_memory_fraction or device.kv_memory_fraction,
         rotary_switch_tokens=model.rotary_switch_tokens,

@@ -2,6 +2,7 @@
 
     rows of the step    | one per request that samples | positions of prompts that are scored ........ |
                           last known token was computed   prompt_logprobs: the logits at p score p + 1
+                          (and one for each guess behind it: what is drawn there holds while the guesses were drawn)
 
 The stage owns the sampling rows (parameters, tokens so far, random numbers) and the scores of prompts. Only the
 ModelRunner talks to it.
@@ -41,15 +42,17 @@ class ScoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class LogitsWork:
-    """Whose the logits of a step are: `sampling` requests, one row each, then the positions of `scoring`.
+    """Whose the logits of a step are: a row for each of `sampling`, then the positions of `scoring`.
 
     Attributes:
-        masks: request id -> tokens that it may draw, as in SchedulerOutput.
+        sampling: a request stands as often as it has rows: once, and once more for each guess.
+        masks, drafts: as in SchedulerOutput.
     """
 
     sampling: tuple[str, ...]
     scoring: tuple[ScoredChunk, ...]
     masks: Mapping[str, bytes] = field(default_factory=dict)
+    drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class SamplingStage:
@@ -87,15 +90,16 @@ class SamplingStage:
         for request_id, end, length, count, known in zip(
             inputs.request_ids, ends, lengths, counts, inputs.num_known_B.tolist(), strict=True
         ):
-            if length == known and self._rows[request_id].samples:
-                sampling.append(request_id)
-                sampling_rows.append(end)
+            if length >= known and self._rows[request_id].samples:
+                sampling.extend([request_id] * (length - known + 1))
+                sampling_rows.extend(range(end - (length - known), end + 1))
             if (scores := self._scores.get(request_id)) is not None:
                 first = length - count
                 stop = max(first, min(length, scores.num_positions))
                 scoring.append(ScoredChunk(request_id, first, stop, ends_prompt=length > scores.num_positions))
                 scoring_rows.extend(range(end + 1 - count, end + 1 - count + stop - first))
-        return WantedRows((*sampling_rows, *scoring_rows), LogitsWork(tuple(sampling), tuple(scoring), inputs.masks))
+        work = LogitsWork(tuple(sampling), tuple(scoring), inputs.masks, inputs.drafts)
+        return WantedRows((*sampling_rows, *scoring_rows), work)
 
     def finish(self, work: LogitsWork, rows_RV: torch.Tensor) -> ModelRunnerOutput:
         """See OutputStage."""
@@ -105,17 +109,27 @@ class SamplingStage:
         return ModelRunnerOutput(sampled=sampled, prompt_logprobs=scored, failed=unscored | failed)
 
     def _sample(self, work: LogitsWork, logits_RV: torch.Tensor) -> tuple[dict[str, SampledTokens], dict[str, str]]:
-        request_ids = work.sampling
-        masks = {row: work.masks[request_id] for row, request_id in enumerate(request_ids) if request_id in work.masks}
-        drawn = self._sampler.sample(logits_RV, [self._rows[request_id] for request_id in request_ids], masks)
-        failed = {request_ids[row]: reason for row, reason in drawn.failed.items()}
-        sampled = {}
-        for row, request_id in enumerate(request_ids):
-            if request_id in failed:
+        names = work.sampling
+        firsts: dict[str, int] = {}
+        for row, name in enumerate(names):
+            firsts.setdefault(name, row)
+        drawn = self._sampler.sample(
+            logits_RV,
+            [self._rows[name] for name in names],
+            {firsts[name]: mask for name, mask in work.masks.items() if name in firsts},
+            [row - firsts[name] for row, name in enumerate(names)] if work.drafts else None,
+        )
+        sampled, failed = {}, {}
+        for name, first in firsts.items():
+            stop = first + _num_kept(drawn.token_ids[first:], work.drafts.get(name, ()))
+            reasons = [reason for row, reason in drawn.failed.items() if first <= row < stop]
+            if reasons:
+                failed[name] = reasons[0]
                 continue
-            token_id, logprobs = drawn.token_ids[row], drawn.logprobs[row]
-            sampled[request_id] = SampledTokens((token_id,), None if logprobs is None else (logprobs,))
-            self._rows[request_id].append(token_id)
+            token_ids, logprobs = tuple(drawn.token_ids[first:stop]), drawn.logprobs[first:stop]
+            sampled[name] = SampledTokens(token_ids, None if logprobs[0] is None else tuple(logprobs))
+            for token_id in token_ids:
+                self._rows[name].append(token_id)
         return sampled, failed
 
     def _score(
@@ -136,6 +150,12 @@ class SamplingStage:
                 complete[chunk.request_id] = scores.positions
                 del self._scores[chunk.request_id]
         return complete, failed
+
+
+def _num_kept(drawn: Sequence[int], drafts: Sequence[int]) -> int:
+    """How many of the tokens drawn at a request's rows are its own: up to the first that is not what was guessed."""
+    pairs = enumerate(zip(drawn, drafts, strict=False), start=1)
+    return next((count for count, (token_id, draft) in pairs if token_id != draft), len(drafts) + 1)
 
 
 def _sampling_row(new: NewRequest) -> SamplingRow:

@@ -137,7 +137,7 @@ class Worker:
         if pooler is None:
             targets = self._model.weight_targets(norm_weights_include_one=checkpoint.norm_weights_include_one)
             load_weights(checkpoint, targets, progress=None if config.progress else False)
-            stage, rows = SamplingStage(self._opset, self._model.vocab_size), sizes.max_num_seqs
+            stage, rows = SamplingStage(self._opset, self._model.vocab_size), sizes.max_drawn_rows
         else:
             stage = self._load_vectors(config, checkpoint, sizes, pooler)
             rows = num_rows(sizes, pooler, _step_tokens(backend, sizes))

@@ -62,11 +62,6 @@ class TokenCounts:
         self._counts = np.concatenate([self._counts, np.zeros(more, dtype=np.float32)])
 
 
-def penalises(params: SamplingParams) -> bool:
-    """Whether any penalty is set."""
-    return (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
-
-
 def apply_penalties(
     logits_RV: torch.Tensor, rows: Sequence[int], params: Sequence[SamplingParams], counts: Sequence[TokenCounts]
 ) -> None:

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from octavo.core.sample.bitmask import apply_masks
@@ -75,20 +76,25 @@ class Sampler:
         self._draw = draw
 
     def sample(
-        self, logits_RV: torch.Tensor, rows: Sequence[SamplingRow], masks: Mapping[int, bytes] = NO_MASKS
+        self,
+        logits_RV: torch.Tensor,
+        rows: Sequence[SamplingRow],
+        masks: Mapping[int, bytes] = NO_MASKS,
+        ahead: Sequence[int] | None = None,
     ) -> SamplerOutput:
         """Choose the next token of each row.
 
         Args:
+            ahead: how many positions behind the row's next one each of these logits stands (guesses are between);
+                None: all are at the next one. Such rows have no edits, which would have to know the guesses.
             masks: row -> a bit for each token that its grammar allows; rows without a grammar are not in it.
 
         Shapes: logits [R, V] float32, one row per entry of rows.
         Mutates: nothing; the caller appends the tokens to their rows.
         """
         changed = [row.edits_logits or i in masks for i, row in enumerate(rows)]
-        token_ids = self._drawn(
-            logits_RV, rows, [not row.takes_maximum and not edits for row, edits in zip(rows, changed, strict=True)]
-        )
+        draws = [not row.takes_maximum and not edits for row, edits in zip(rows, changed, strict=True)]
+        token_ids = self._drawn(logits_RV, rows, draws, ahead)
         failed = {i: _reason(logits_RV[i]) for i, token_id in enumerate(token_ids) if token_id == NO_TOKEN}
         edited = [i for i, edits in enumerate(changed) if edits and i not in failed]
         if edited:
@@ -114,10 +120,19 @@ class Sampler:
             if token_ids[i] == NO_TOKEN:
                 failed[i] = reasons.get(k) or _edited_reason(copy_RV[k])
 
-    def _drawn(self, logits_RV: torch.Tensor, rows: Sequence[SamplingRow], draws: Sequence[bool]) -> list[int]:
+    def _drawn(
+        self,
+        logits_RV: torch.Tensor,
+        rows: Sequence[SamplingRow],
+        draws: Sequence[bool],
+        ahead: Sequence[int] | None = None,
+    ) -> list[int]:
         """The backend's draw; a row that does not draw takes its maximum. NO_TOKEN for logits without a finite one."""
         ids_R = torch.empty(len(rows), dtype=torch.int64, device=logits_RV.device)
-        self._draw(logits_RV, *_draw_arguments(rows, draws, logits_RV.device), out=ids_R)
+        positions = np.array([row.position for row in rows], dtype=np.uint64)
+        if ahead is not None:
+            positions += np.array(ahead, dtype=np.uint64)
+        self._draw(logits_RV, *_draw_arguments(rows, draws, positions, logits_RV.device), out=ids_R)
         token_ids: list[int] = ids_R.tolist()
         return token_ids
 
@@ -140,7 +155,7 @@ def _edit(logits_RV: torch.Tensor, rows: Sequence[SamplingRow], masks: Mapping[i
 
 
 def _draw_arguments(
-    rows: Sequence[SamplingRow], draws: Sequence[bool], device: torch.device
+    rows: Sequence[SamplingRow], draws: Sequence[bool], positions: npt.NDArray[np.uint64], device: torch.device
 ) -> tuple[torch.Tensor, ...]:
     """temperature, top_k, top_p, min_p and uniform of each row; temperature 0 where a row takes its maximum."""
     if not any(draws):
@@ -150,7 +165,7 @@ def _draw_arguments(
     uniform_R = uniform(
         np.array([row.seed for row in rows], dtype=np.uint64),
         np.array([row.choice for row in rows], dtype=np.uint64),
-        np.array([row.position for row in rows], dtype=np.uint64),
+        positions,
     )
     return (
         torch.tensor([p.temperature if drawn else 0.0 for p, drawn in zip(params, draws, strict=True)], device=device),

@@ -18,7 +18,7 @@ import torch
 
 from octavo.core.base.params import MAX_SEED, SamplingParams
 from octavo.core.sample.bad_words import BadWords
-from octavo.core.sample.penalties import TokenCounts, penalises
+from octavo.core.sample.penalties import TokenCounts
 
 
 class SamplingRow:
@@ -46,7 +46,7 @@ class SamplingRow:
         self.choice = choice
         self.prompt_token_ids = prompt_token_ids
         self.output_token_ids: list[int] = []
-        self.counts = TokenCounts(prompt_token_ids) if penalises(params) else None
+        self.counts = TokenCounts(prompt_token_ids) if params.penalises else None
         self._end_ids = np.unique(np.array([*end_token_ids], dtype=np.int64))
         self._bad_words = BadWords(params.bad_words_token_ids)
         self._allowed_ids = (
@@ -54,11 +54,6 @@ class SamplingRow:
         )
         self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
         self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
-        self._edits_always = (
-            self.counts is not None
-            or self._allowed_ids is not None
-            or bool(params.logits_processors or params.logit_bias or params.bad_words_token_ids)
-        )
         for token_id in output_token_ids:
             self.append(token_id)
 
@@ -86,7 +81,7 @@ class SamplingRow:
     @property
     def edits_logits(self) -> bool:
         """Whether anything but temperature and filters changes this step's logits."""
-        return self._edits_always or self.holds_back_end
+        return self.params.edits_logits or self.holds_back_end
 
     @property
     def takes_maximum(self) -> bool:

@@ -77,6 +77,8 @@ class SchedulerOutput(Struct, frozen=True, kw_only=True):
         total_num_scheduled_tokens: the sum of num_scheduled_tokens; 0 means nothing to compute.
         masks: request id -> a bit for each token that it may draw (lowest id in the lowest bit); filled in by the
             engine for requests with a grammar.
+        drafts: request id -> guesses behind its last known token, which are computed too: they are counted in
+            num_scheduled_tokens, and the runner draws at each of them (drafting.py).
     """
 
     step_id: int
@@ -88,10 +90,14 @@ class SchedulerOutput(Struct, frozen=True, kw_only=True):
     block_copies: tuple[tuple[int, int], ...]
     total_num_scheduled_tokens: int
     masks: dict[str, bytes] = field(default_factory=dict)
+    drafts: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class SampledTokens(Struct, frozen=True):
-    """What a request drew in one step: at least one token, and its logprobs where asked (opaque here)."""
+    """What a request drew in one step: at least one token, and the logprobs of each where asked (opaque here).
+
+    Of a request with drafts all tokens but the last are drafts that held, and so were computed in the step.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: Any = None

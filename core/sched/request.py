@@ -106,3 +106,10 @@ class Request:
     def needs_every_token(self) -> bool:
         """Whether every prompt position must be computed, cache hits or not."""
         return self.needs_prompt_logprobs or (self.pooling is not None and self.pooling.needs_every_token)
+
+    def ends_with(self, token_id: int) -> FinishReason | None:
+        """Why the choice ends with the output token that was appended last; None while it goes on."""
+        num_outputs = len(self.output_token_ids)
+        if token_id in self.end_token_ids and num_outputs > self.sampling.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if num_outputs >= self.max_tokens else None

@@ -15,6 +15,7 @@ Features enter by TokenLimit and AdmissionGate (policy.py). One step is in fligh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.metrics import SchedulerCounters, SchedulerStats
@@ -22,7 +23,8 @@ from octavo.core.base.params import FinishReason
 from octavo.core.sched.adapters import AdapterGate
 from octavo.core.sched.block_manager import BlockManager
 from octavo.core.sched.door import Door
-from octavo.core.sched.output import ModelRunnerOutput, RequestDelta, SampledTokens, SchedulerOutput
+from octavo.core.sched.drafting import Drafting
+from octavo.core.sched.output import ModelRunnerOutput, RequestDelta, SchedulerOutput
 from octavo.core.sched.policy import (
     AdmissionGate,
     LongPrefillLimit,
@@ -40,7 +42,6 @@ from octavo.core.sched.request import Request, RequestStatus
 from octavo.core.sched.step import Step
 
 MIN_GATE_CHECKS_PER_STEP = 64
-NOTHING_SAMPLED = SampledTokens(())
 
 
 class Scheduler:
@@ -50,6 +51,7 @@ class Scheduler:
         limits: of a step and of a request.
         block_manager: used by this scheduler alone.
         token_limits, gates: further policies; the built-in ones are always there.
+        drafting: speculative decoding; None does without.
     """
 
     def __init__(
@@ -59,9 +61,9 @@ class Scheduler:
         *,
         token_limits: Sequence[TokenLimit] = (),
         gates: Sequence[AdmissionGate] = (),
+        drafting: Drafting | None = None,
     ) -> None:
-        self._limits = limits
-        self._blocks = block_manager
+        self._limits, self._blocks = limits, block_manager
         self._door = Door(limits, block_manager)
         self._requests: dict[str, Request] = {}
         self._leaders: dict[str, Request] = {}
@@ -71,14 +73,14 @@ class Scheduler:
         if limits.long_prefill_threshold is not None:
             self._token_limits += (LongPrefillLimit(limits.long_prefill_threshold),)
         self._adapters = AdapterGate(limits.max_adapters, turn=limits.max_num_seqs)
-        self._gates = (*gates, self._adapters, SiblingGate(self._leaders))
-        self._gates += (SharedPrefixGate(block_manager.computing_prefix),)
+        prefix_gate = SharedPrefixGate(block_manager.computing_prefix)
+        self._gates = (*gates, self._adapters, SiblingGate(self._leaders), prefix_gate)
         self._headroom_blocks = int(limits.admission_headroom * block_manager.num_usable_blocks)
         self._gate_checks_per_step = max(MIN_GATE_CHECKS_PER_STEP, limits.max_num_seqs)
+        self._drafting = drafting
         self._in_flight: Step | None = None
         self._finished_ids: list[str] = []
-        self._num_arrivals = 0
-        self._num_steps = 0
+        self._num_arrivals = self._num_steps = 0
         self._counters = SchedulerCounters()
 
     # ------------------------------------------------------------------------------------------ requests
@@ -176,6 +178,8 @@ class Scheduler:
                     head = None  # blocks are short, and the preempted come first
             else:
                 break
+        if self._drafting is not None:
+            self._drafting.extend(step, self._blocks, self._headroom_blocks)
         return self._send(step)
 
     def _first_waiting(self, step: Step) -> Request | None:
@@ -290,8 +294,7 @@ class Scheduler:
     def _send(self, step: Step) -> SchedulerOutput:
         self._in_flight = step
         self._num_steps += 1
-        self._counters.steps += step.num_tokens > 0
-        self._counters.scheduled_tokens += step.num_tokens
+        self._counters.count_step(step.num_tokens, step.num_drafts)
         finished_ids, self._finished_ids = self._finished_ids, []
         return step.output(finished_ids, self._blocks.take_copies())
 
@@ -318,13 +321,13 @@ class Scheduler:
             request.num_computed_tokens += num_tokens
             advance(request)
             if request.num_computed_tokens == len(request.token_ids):
-                deltas.append(self._absorb(request, result))
+                deltas.append(self._absorb(request, step.num_drafted(request), result))
         if any(delta.finish_reason is not None for delta in deltas):
             self._running = [request for request in self._running if request.status is RequestStatus.RUNNING]
         return deltas
 
-    def _absorb(self, request: Request, result: ModelRunnerOutput) -> RequestDelta:
-        """Append what a request drew, up to the token that ends it."""
+    def _absorb(self, request: Request, num_drafted: int, result: ModelRunnerOutput) -> RequestDelta:
+        """Append what a request drew, up to the token that ends it; drafts that held are computed already."""
         request_id = request.request_id
         prompt_logprobs = None
         if request.needs_prompt_logprobs:
@@ -337,19 +340,23 @@ class Scheduler:
         sampled = result.sampled.get(request_id)
         if sampled is None:
             raise RuntimeError(f"the runner drew no token for {request_id}, whose last known token was computed")
-        outputs, end_token_ids = request.output_token_ids, request.end_token_ids
+        num_accepted = min(num_drafted, len(sampled.token_ids) - 1)
+        if num_drafted and self._drafting is not None:
+            self._drafting.saw(request, num_drafted, num_accepted)
+            self._counters.accepted_tokens += num_accepted
         for i, token_id in enumerate(sampled.token_ids, start=1):
-            outputs.append(token_id)
+            request.output_token_ids.append(token_id)
             request.token_ids.append(token_id)
-            if token_id in end_token_ids and len(outputs) > request.sampling.min_tokens:
-                reason = FinishReason.STOP
-            elif len(outputs) >= request.max_tokens:
-                reason = FinishReason.LENGTH
-            else:
-                continue
-            is_stop_id = reason is FinishReason.STOP and token_id in request.sampling.stop_token_ids
-            taken = SampledTokens(sampled.token_ids[:i], sampled.logprobs)
-            return self._finish(request, reason, token_id if is_stop_id else None, taken, prompt_logprobs)
+            if (reason := request.ends_with(token_id)) is not None:
+                is_stop_id = reason is FinishReason.STOP and token_id in request.sampling.stop_token_ids
+                self._counters.generated_tokens += i
+                return self._finish(
+                    request, reason, token_id if is_stop_id else None, new_token_ids=sampled.token_ids[:i],
+                    logprobs=sampled.logprobs, prompt_logprobs=prompt_logprobs,
+                )  # fmt: skip
+        if num_accepted:
+            request.num_computed_tokens += num_accepted
+            self._blocks.advance(request)
         self._counters.generated_tokens += len(sampled.token_ids)
         cached = request.num_cached_tokens
         return RequestDelta(request_id, sampled.token_ids, sampled.logprobs, prompt_logprobs, None, None, cached)
@@ -366,35 +373,28 @@ class Scheduler:
         return self._finish(request, FinishReason.ERROR, None, error=error)
 
     def _finish(
-        self,
-        request: Request,
-        reason: FinishReason,
-        stop_reason: int | str | None,
-        new: SampledTokens = NOTHING_SAMPLED,
-        prompt_logprobs: object = None,
-        error: str | None = None,
-        pooled: object = None,
+        self, request: Request, reason: FinishReason, stop_reason: int | str | None, **gained: Any
     ) -> RequestDelta:
-        """End a request and give back its blocks; its place in running or waiting is its caller's."""
+        """End a request and give back its blocks; its place in running or waiting is its caller's.
+
+        gained: what its last delta brings, by the delta's names.
+        """
         if request.status is not RequestStatus.WAITING:  # the runner has met it
             self._finished_ids.append(request.request_id)
         self._blocks.free(request)
         self._adapters.leave(request)
+        if self._drafting is not None:
+            self._drafting.forget(request.request_id)
         request.status = RequestStatus.FINISHED
         request.finish_reason, request.stop_reason = reason, stop_reason
         del self._requests[request.request_id]
         if request.parent_id is not None and self._leaders.get(request.parent_id) is request:
             del self._leaders[request.parent_id]
         self._counters.finished[reason] += 1
-        self._counters.generated_tokens += len(new.token_ids)
         return RequestDelta(
             request_id=request.request_id,
-            new_token_ids=new.token_ids,
-            logprobs=new.logprobs,
-            prompt_logprobs=prompt_logprobs,
             finish_reason=reason,
             stop_reason=stop_reason,
             num_cached_tokens=request.num_cached_tokens,
-            error=error,
-            pooled=pooled,
+            **gained,
         )

@@ -115,6 +115,19 @@ def test_under_forced_preemption(case: Any) -> None:
         assert llm.stats().preemptions > 0
 
 
+def test_with_tokens_guessed_ahead(case: Any) -> None:
+    """Guesses that hold and guesses that don't, in steps of many requests and of one, with and without preemption."""
+    make, alone = case
+    with make(num_speculative_tokens=5, num_kv_blocks=TIGHT, max_model_len=160) as llm:
+        assert answers(llm, range(NUM_REQUESTS)) == alone
+        for i in range(NUM_REQUESTS):
+            assert answers(llm, [i])[i] == alone[i]
+        assert 0 < llm.stats().accepted_tokens < llm.stats().drafted_tokens
+    with make(num_speculative_tokens=3, max_num_seqs=1) as llm:
+        assert answers(llm, range(NUM_REQUESTS)) == alone
+        assert llm.stats().accepted_tokens > 0
+
+
 def test_with_four_choices(case: Any) -> None:
     """Each greedy choice is the lone one; sampled choices differ from each other and are those of any other run."""
     make, alone = case

@@ -106,6 +106,13 @@ def test_replies_equal_those_of_one_device(whole: LLM, split: LLM) -> None:
     assert split.stats().preemptions > 0
 
 
+def test_replies_with_tokens_guessed_ahead_equal_those_without(whole: LLM, tiny: TinyModels) -> None:
+    with tiny.llm("llama", tensor_parallel_size=2, num_speculative_tokens=4) as llm:
+        params = GREEDY.with_(max_tokens=100)
+        check_equal(llm.generate(prompts()[:5], params), whole.generate(prompts()[:5], params))
+        assert llm.stats().accepted_tokens > 0
+
+
 def test_replies_after_cache_hits_equal_cold_ones(whole: LLM, split: LLM) -> None:
     params = GREEDY.with_(prompt_logprobs=None)
     split.reset_prefix_cache()

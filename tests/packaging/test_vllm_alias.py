@@ -148,6 +148,22 @@ def test_values_are_translated(alias: Any) -> None:
     assert server.host == "127.0.0.1"
 
 
+def test_guesses_by_prompt_lookup_are_taken_and_those_of_a_model_refused(alias: Any) -> None:
+    for words in (
+        ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}'],
+        ["--spec-method", "ngram", "--spec-tokens", "5"],
+        ["--speculative-model", "[ngram]", "--num-speculative-tokens", "5"],
+    ):
+        engine, _ = parsed(alias.calls.serve(["m", *words], {}).words)
+        assert engine.num_speculative_tokens == 5
+    for words in (["--spec-method", "eagle"], ["--speculative-model", "m2"], ["--spec-model", "m2"]):
+        with pytest.raises(alias.BadCall):
+            alias.calls.serve(["m", *words], {})
+    eagle = ["--speculative-config", '{"method": "eagle", "model": "m2", "num_speculative_tokens": 5}']
+    with pytest.raises(ConfigError, match="num_speculative_tokens"):
+        parsed(alias.calls.serve(["m", *eagle], {}).words)
+
+
 def test_what_does_nothing_is_told_once(alias: Any) -> None:
     notes = alias.calls.serve(["m", "--enforce-eager", "--enforce-eager", "--swap-space", "4"], {}).notes
     assert [note.split()[0] for note in notes] == ["--enforce-eager", "--swap-space"]

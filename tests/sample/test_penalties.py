@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.base.params import SamplingParams
-from octavo.core.sample.penalties import TokenCounts, apply_penalties, penalises
+from octavo.core.sample.penalties import TokenCounts, apply_penalties
 
 V = 30
 IDS = st.lists(st.integers(0, V - 1), max_size=20)
@@ -73,6 +73,6 @@ def test_an_empty_history_changes_nothing():
 
 
 def test_only_params_with_a_penalty_penalise():
-    assert not penalises(SamplingParams())
+    assert not SamplingParams().penalises
     for name, value in (("repetition_penalty", 1.1), ("presence_penalty", -1.0), ("frequency_penalty", 0.1)):
-        assert penalises(SamplingParams(**{name: value}))
+        assert SamplingParams(**{name: value}).penalises

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from octavo.core.base.params import FinishReason
 from octavo.core.sched.block_manager import BlockManager
 from octavo.core.sched.cache_observer import CacheObserver
+from octavo.core.sched.drafting import Drafting
 from octavo.core.sched.kv_groups import KVGroupSpec
 from octavo.core.sched.output import ModelRunnerOutput, NewRequest, RequestDelta, SampledTokens, SchedulerOutput
 from octavo.core.sched.policy import SchedulerLimits
@@ -38,6 +39,31 @@ def draw(name: int, choice_index: int) -> int:
     """The token drawn after a prefix of this name; EOS one time in thirty-two."""
     value = hash((name, choice_index, 7)) >> 3
     return EOS if value % 32 == 0 else 1 + value % (VOCAB_SIZE - 1)
+
+
+class Guesser:
+    """A Drafter that often knows what the simulator will draw; in every so many tokens it is wrong."""
+
+    def __init__(self, wrong_one_in: int) -> None:
+        self._wrong_one_in = wrong_one_in
+        self.known: set[str] = set()
+
+    def propose(self, request: Request, num_tokens: int) -> tuple[int, ...]:
+        self.known.add(request.request_id)
+        name = root_name(request.adapter_id, request.cache_salt)
+        for token_id in request.token_ids:
+            name = next_name(name, token_id)
+        guesses = []
+        for _ in range(num_tokens):
+            guess = draw(name, request.choice_index)
+            if hash((name, 5)) % self._wrong_one_in == 0:
+                guess = 1 + guess % (VOCAB_SIZE - 1)
+            guesses.append(guess)
+            name = next_name(name, guess)
+        return tuple(guesses)
+
+    def forget(self, request_id: str) -> None:
+        self.known.discard(request_id)
 
 
 def reply_alone(request: Request) -> tuple[list[int], FinishReason]:
@@ -91,8 +117,9 @@ class KVSimulator:
         result = ModelRunnerOutput()
         for request_id, count in scheduled.num_scheduled_tokens.items():
             row = self.rows[request_id]
-            self._check_visible(request_id, row, count)
-            self._answer(request_id, row, row.num_computed_tokens + count, result)
+            drafts = scheduled.drafts.get(request_id, ())
+            self._check_visible(request_id, row, count, self._names_with(row, drafts))
+            self._answer(request_id, row, row.num_computed_tokens + count - len(drafts), drafts, result)
         return result
 
     def _apply_differences(self, scheduled: SchedulerOutput) -> None:
@@ -133,28 +160,37 @@ class KVSimulator:
             row = self.rows[request_id]
             start = row.num_computed_tokens
             assert count > 0
-            assert start + count <= len(row.token_ids)
+            drafts = scheduled.drafts.get(request_id, ())
+            assert start + count <= len(row.token_ids) + len(drafts)
+            names = self._names_with(row, drafts)
             for group, table in zip(self.groups, row.tables, strict=True):
                 for position in range(start, start + count):
                     block_id = table[position // group.block_size]
                     assert block_id != 0, "the null block is written"
                     key = f"{request_id} group {group.group_id}"
                     assert writer.setdefault(block_id, key) == key, "two requests write one block"
-                    content = (group.group_id, row.names[position + 1])
+                    content = (group.group_id, names[position + 1])
                     self._slots.setdefault(block_id, {})[position % group.block_size] = content
             row.positions_computed.update(range(start, start + count))
 
-    def _check_visible(self, request_id: str, row: Row, count: int) -> None:
+    def _names_with(self, row: Row, drafts: Sequence[int]) -> list[int]:
+        """names, and the content of guesses behind the row's tokens."""
+        names = list(row.names)
+        for token_id in drafts:
+            names.append(next_name(names[-1], token_id))
+        return names
+
+    def _check_visible(self, request_id: str, row: Row, count: int, names: Sequence[int]) -> None:
         start = row.num_computed_tokens
         for group, table in zip(self.groups, row.tables, strict=True):
             first = 0 if group.window is None else max(0, start - group.window + 1)
             for position in range(first, start + count):
                 found = self._slots.get(table[position // group.block_size], {}).get(position % group.block_size)
-                assert found == (group.group_id, row.names[position + 1]), (
+                assert found == (group.group_id, names[position + 1]), (
                     f"{request_id}: a query at {start} or later sees a wrong entry at {position} of {group}"
                 )
 
-    def _answer(self, request_id: str, row: Row, end: int, result: ModelRunnerOutput) -> None:
+    def _answer(self, request_id: str, row: Row, end: int, drafts: Sequence[int], result: ModelRunnerOutput) -> None:
         if request_id in self.fail_next:
             self.fail_next.discard(request_id)
             result.failed[request_id] = "made to fail"
@@ -164,10 +200,14 @@ class KVSimulator:
             result.prompt_logprobs[request_id] = end
             row.needs_prompt_logprobs = False
         if end == len(row.token_ids) and row.max_tokens != 0:
-            token_id = draw(row.names[end], row.choice_index)
-            row.token_ids.append(token_id)
-            self._name_tokens(row)
-            result.sampled[request_id] = SampledTokens((token_id,), None)
+            drawn: list[int] = []
+            while len(drawn) <= len(drafts) and drawn == list(drafts[: len(drawn)]):
+                drawn.append(draw(row.names[-1], row.choice_index))
+                row.token_ids.append(drawn[-1])
+                self._name_tokens(row)
+            result.sampled[request_id] = SampledTokens(tuple(drawn), None)
+        else:
+            assert not drafts, "guesses for a request that draws nothing"
 
 
 class Harness:
@@ -181,11 +221,12 @@ class Harness:
         *,
         enable_prefix_caching: bool = True,
         observer: CacheObserver | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.blocks = BlockManager(
             num_blocks, groups, enable_prefix_caching=enable_prefix_caching, kv_dtype="float32", observer=observer
         )
-        self.scheduler = Scheduler(limits, self.blocks)
+        self.scheduler = Scheduler(limits, self.blocks, drafting=drafting)
         self.runner = KVSimulator(groups)
         self.requests: dict[str, Request] = {}
         self.replies: dict[str, list[int]] = {}

@@ -14,10 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from octavo.core.base.errors import NeverFits
 from octavo.core.base.params import FinishReason, SamplingParams
+from octavo.core.sched.drafting import Drafting
 from octavo.core.sched.kv_groups import KVGroupSpec
 from octavo.core.sched.policy import SchedulerLimits
 from octavo.core.sched.request import Request
-from tests.sched.simulator import EOS, VOCAB_SIZE, Harness
+from tests.sched.simulator import EOS, VOCAB_SIZE, Guesser, Harness
 
 NIGHTLY = os.environ.get("OCTAVO_NIGHTLY") == "1"
 MAX_MODEL_LEN = 64
@@ -55,8 +56,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         threshold=st.sampled_from([None, 1, 5]),
         headroom=st.sampled_from([0.0, 0.1]),
         caching=st.sampled_from([True, True, True, False]),
+        guesses=st.sampled_from([0, 0, 1, 5]),
+        wrong_one_in=st.sampled_from([1, 2, 5]),
     )
-    def build(self, groups, num_blocks, max_num_seqs, extra_tokens, policy, ageing, threshold, headroom, caching):
+    def build(
+        self, groups, num_blocks, max_num_seqs, extra_tokens, policy, ageing, threshold, headroom, caching, guesses,
+        wrong_one_in,
+    ):  # fmt: skip
         specs = tuple(KVGroupSpec(i, size, window, 1) for i, (size, window) in enumerate(groups))
         limits = SchedulerLimits(
             max_num_seqs=max_num_seqs,
@@ -68,7 +74,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             admission_headroom=headroom,
         )
         self.limits = limits
-        self.harness = Harness(specs, num_blocks, limits, enable_prefix_caching=caching, observer=self.observer(specs))
+        self.guesser = Guesser(wrong_one_in)
+        self.harness = Harness(
+            specs, num_blocks, limits, enable_prefix_caching=caching, observer=self.observer(specs),
+            drafting=Drafting(self.guesser, max_tokens=guesses, max_rows=max_num_seqs + 3) if guesses else None,
+        )  # fmt: skip
         self.count = 0
 
     def observer(self, groups):
@@ -161,6 +171,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.harness.drain()
         self.harness.check_replies()
         assert self.harness.blocks.num_used_blocks == 0
+        assert self.guesser.known == set()
         scored = {
             request_id
             for request_id, delta in self.harness.ended.items()

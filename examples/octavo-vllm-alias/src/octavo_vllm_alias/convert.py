@@ -86,6 +86,17 @@ def kv_events(text: str) -> list[str]:
     return [f"--kv-events-{name.replace('_', '-')}={found[name]}" for name in names if found.get(name)]
 
 
+def speculation(text: str) -> str:
+    """The guesses of a step from vLLM's object; the object itself, which Octavo refuses, where a model makes them."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    if not isinstance(found, dict) or found.get("method", found.get("model")) not in ("ngram", "[ngram]"):
+        return text
+    return str(found.get("num_speculative_tokens", text))
+
+
 CONVERTERS: Mapping[str, Callable[[str], str | list[str] | None]] = {
     "count": count,
     "bytes": count,
@@ -96,6 +107,7 @@ CONVERTERS: Mapping[str, Callable[[str], str | list[str] | None]] = {
     "adapter": adapter,
     "variables": variables,
     "kv-events": kv_events,
+    "speculation": speculation,
     "slo": slo,
 }
 """By the name in the table."""
