@@ -80,8 +80,8 @@ class AttentionOps:
     def __init__(self, context: NativeContext) -> None:
         self._context = context  # keeps its threads and scratch memory alive
         self._handle = context.handle
-        self._paged_attention = context.library.kernel("paged_attention", PagedAttentionArgs)
-        self._merge_attention = context.library.kernel("merge_attention", MergeAttentionArgs)
+        self._paged_attention = context.kernel("paged_attention", PagedAttentionArgs)
+        self._merge_attention = context.kernel("merge_attention", MergeAttentionArgs)
 
     def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
         """None when `op` runs natively at `spec`, else why not."""

@@ -64,8 +64,8 @@ class CacheOps:
     def __init__(self, context: NativeContext) -> None:
         self._context = context  # keeps its threads and scratch memory alive
         self._handle = context.handle
-        self._write_kv = context.library.kernel("write_kv", WriteKvArgs)
-        self._move_blocks = context.library.kernel("move_blocks", MoveBlocksArgs)
+        self._write_kv = context.kernel("write_kv", WriteKvArgs)
+        self._move_blocks = context.kernel("move_blocks", MoveBlocksArgs)
 
     def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
         """None when `op` runs natively at `spec`, else why not."""

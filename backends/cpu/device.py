@@ -20,6 +20,7 @@ from octavo.backends.cpu import native
 from octavo.backends.cpu.attention import LANES
 from octavo.backends.cpu.host import cpu_name
 from octavo.backends.cpu.ops import CpuOps
+from octavo.backends.cpu.program import ReplayingProgram
 from octavo.backends.cpu.threads import default_num_threads
 from octavo.backends.cpu.torch_threads import TORCH_THREADS
 from octavo.core.backend import (
@@ -120,7 +121,9 @@ class CpuBackend:
 
     def compile(self, step: StepFunction, bucket: int | None, buffers: StepBuffers | None) -> Program:
         self._cpu_ops.settle_weights()
-        return PlainProgram(step)
+        if self._context is None or self._world_size > 1:
+            return PlainProgram(step)  # gloo's collectives are no calls of ours
+        return ReplayingProgram(step, self._context, self.ops.plan)
 
     def record_event(self) -> CpuEvent:
         return CpuEvent()

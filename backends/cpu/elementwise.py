@@ -62,9 +62,9 @@ class ElementwiseOps:
         self._context = context  # keeps its threads and scratch memory alive
         self._context = context  # must outlive the calls made here
         self._handle = context.handle
-        self._rms_norm = context.library.kernel("rms_norm", RmsNormArgs)
-        self._act_mul = context.library.kernel("act_mul", ActMulArgs)
-        self._rotary = context.library.kernel("rotary", RotaryArgs)
+        self._rms_norm = context.kernel("rms_norm", RmsNormArgs)
+        self._act_mul = context.kernel("act_mul", ActMulArgs)
+        self._rotary = context.kernel("rotary", RotaryArgs)
 
     def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
         """None when `op` runs natively at `spec`, else why not."""

@@ -159,9 +159,9 @@ class GemmOps:
         self.arena = WeightArena()
         self._context = context  # keeps its threads and scratch memory alive
         self._handle = context.handle
-        self._pack = context.library.kernel("pack", PackArgs)
-        self._gemm = context.library.kernel("gemm", GemmArgs)
-        self._embed = context.library.kernel("embed", EmbedArgs)
+        self._pack = context.kernel("pack", PackArgs)
+        self._gemm = context.kernel("gemm", GemmArgs)
+        self._embed = context.kernel("embed", EmbedArgs)
 
     def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
         """None when gemm or embed runs natively at `spec`, else why not."""

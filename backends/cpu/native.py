@@ -5,7 +5,7 @@
 
 A kernel takes one pointer to a plain C struct. Its Python mirror is a ctypes.Structure, checked against the C size when
 the kernel is looked up; a call packs the fields into a fresh immutable bytes object, so that it needs no shared buffer,
-is safe from any thread, and can be recorded and replayed. Only backends/cpu talks to this file.
+is safe from any thread, and can be recorded and replayed (tape.py). Only backends/cpu talks to this file.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import os
 import struct
 import warnings
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 
 from octavo.backends.cpu import native_build
+from octavo.backends.cpu.tape import Calls, Tape
 from octavo.core.base.errors import BackendUnavailable, ConfigError, OctavoError
 
 ISAS = ("avx512", "avx2", "neon", "portable")
@@ -47,20 +47,24 @@ class NativeKernel:
         address: for a recorded call.
     """
 
-    __slots__ = ("_call", "_pack", "address", "name")
+    __slots__ = ("_call", "_pack", "_tape", "address", "name")
 
-    def __init__(self, name: str, address: int, args: type[ctypes.Structure]) -> None:
+    def __init__(self, name: str, address: int, args: type[ctypes.Structure], tape: Tape | None = None) -> None:
         self.name = name
         self.address = address
+        self._tape = tape if tape is not None else Tape()
         self._call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)(address)
         codes = "".join(_STRUCT_CODES[field[1]] for field in args._fields_)
         self._pack = struct.Struct("@" + codes + "0q").pack
 
     def __call__(self, *fields: float) -> None:
         """Run the kernel; raises NativeError when it says no."""
-        status = self._call(self._pack(*fields))
+        args = self._pack(*fields)
+        status = self._call(args)
         if status:
             raise NativeError(f"octavo_{self.name}: {_STATUS_TEXT.get(status, f'status {status}')}")
+        if self._tape.is_on:
+            self._tape.put((self.address, args))
 
     def record(self, *fields: float) -> tuple[int, bytes]:
         """The call as (address, argument bytes), for NativeLibrary.replay()."""
@@ -88,8 +92,11 @@ class NativeLibrary:
         self.destroy_context = _prototype(library.octavo_context_destroy, None, ctypes.c_void_p)
         self.context_isa = _prototype(library.octavo_context_isa, ctypes.c_char_p, ctypes.c_void_p)
 
-    def kernel(self, name: str, args: type[ctypes.Structure]) -> NativeKernel:
+    def kernel(self, name: str, args: type[ctypes.Structure], tape: Tape | None = None) -> NativeKernel:
         """Look a kernel up by name; args mirrors its C struct.
+
+        Args:
+            tape: what its calls are taken down on, when somebody does.
 
         Raises:
             NativeError: there is none, or the mirror's size is not the struct's.
@@ -100,28 +107,17 @@ class NativeLibrary:
             raise NativeError(
                 f"octavo_{name} takes {size_bytes} bytes; its mirror {args.__name__} has {ctypes.sizeof(args)}"
             )
-        return NativeKernel(name, address, args)
+        return NativeKernel(name, address, args, tape)
 
     def supported_isas(self) -> list[str]:
         """Instruction sets whose kernels run on this machine, best first."""
         return [isa for isa in ISAS if self._isa_supported(isa.encode())]
 
-    def replay(self, calls: ctypes.Array[RecordedCall]) -> None:
+    def replay(self, calls: Calls) -> None:
         """Run recorded calls in order without returning to Python; raises NativeError at the first failure."""
         status = self._replay(ctypes.addressof(calls), len(calls))
         if status:
             raise NativeError(f"replay: {_STATUS_TEXT.get(status, f'status {status}')}")
-
-
-class RecordedCall(ctypes.Structure):
-    """Mirror of OctavoCall."""
-
-    _fields_ = (("kernel", ctypes.c_void_p), ("args", ctypes.c_char_p))
-
-
-def recorded(calls: Sequence[tuple[int, bytes]]) -> ctypes.Array[RecordedCall]:
-    """Calls made by NativeKernel.record() as one array for replay(); it keeps the argument bytes alive."""
-    return (RecordedCall * len(calls))(*(RecordedCall(*call) for call in calls))
 
 
 class NativeContext:
@@ -131,6 +127,7 @@ class NativeContext:
         handle: the address every Args struct begins with.
         isa: instruction set of its kernels.
         num_threads: the calling thread included.
+        tape: takes down what its kernels do, when somebody asks for it.
     """
 
     def __init__(self, library: NativeLibrary, num_threads: int, isa: str | None = None) -> None:
@@ -155,9 +152,14 @@ class NativeContext:
         if not self.handle:
             raise NativeError("octavo_context_create: out of memory")
         self.num_threads = num_threads
+        self.tape = Tape()
         self.isa: str = library.context_isa(self.handle).decode()
         self._finalizer = weakref.finalize(self, library.destroy_context, self.handle)
         self._finalizer.atexit = False  # at exit the system takes the threads; a kernel may still be running
+
+    def kernel(self, name: str, args: type[ctypes.Structure]) -> NativeKernel:
+        """A kernel whose calls the tape sees; see NativeLibrary.kernel."""
+        return self.library.kernel(name, args, self.tape)
 
     def close(self) -> None:
         """Join the threads and free the scratch memory; no kernel may be running. Idempotent."""

@@ -27,7 +27,7 @@ class SamplingOps:
     def __init__(self, context: NativeContext) -> None:
         self._context = context  # keeps its threads and scratch memory alive
         self._handle = context.handle
-        self._sample = context.library.kernel("sample", SampleArgs)
+        self._sample = context.kernel("sample", SampleArgs)
 
     def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
         """None when `op` runs natively at `spec`, else why not."""

@@ -9,6 +9,7 @@ import torch
 
 from octavo.backends.cpu import native
 from octavo.backends.cpu.gemm import GemmArgs, GemmOps
+from octavo.backends.cpu.tape import recorded
 from octavo.core.backend.specs import WeightSpec
 from octavo.core.base.errors import ConfigError
 
@@ -155,13 +156,13 @@ def test_recorded_calls_replay_in_order(make_context, library):
             64, 0, 400, 0, 0,
         )  # fmt: skip
 
-    library.replay(native.recorded([kernel.record(*fields(first, 5)), kernel.record(*fields(second, 2))]))
+    library.replay(recorded([kernel.record(*fields(first, 5)), kernel.record(*fields(second, 2))]))
     assert torch.equal(first, product.right)
     assert torch.equal(second[:2], product.right[:2])
     assert not second[2:].any()
     second.zero_()
     with pytest.raises(native.NativeError):
-        library.replay(native.recorded([kernel.record(*fields(first, -1)), kernel.record(*fields(second, 5))]))
+        library.replay(recorded([kernel.record(*fields(first, -1)), kernel.record(*fields(second, 5))]))
     assert not second.any()
 
 
