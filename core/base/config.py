@@ -221,6 +221,10 @@ class ServeConfig:
     max_body_bytes: int = option(
         32 << 20, "the largest body of a request, such as 32MiB", kind=Kind.BYTES, low=1024, high=1 << 32
     )
+    read_timeout_seconds: float = option(
+        60.0, "how long a request may take to arrive, or to bring 64 KiB more of itself", kind=Kind.FLOAT, low=1,
+        high=86400,
+    )  # fmt: skip
     max_queued_requests: int = option(
         4096, "requests that may wait for their start; more are told to come back (429)", kind=Kind.INT, low=1
     )
@@ -269,6 +273,10 @@ class ServeConfig:
             ConfigError: naming the field, its limit and the fix.
         """
         _check_fields(self)
+        if not self.host:
+            raise ConfigError("host is empty; give 0.0.0.0 to listen on all addresses", field="host")
+        if "" in self.served_model_name:
+            raise ConfigError("served_model_name has an empty name; leave it out", field="served_model_name")
 
 
 def _check_fields(config: EngineConfig | ServeConfig) -> None:

@@ -8,6 +8,9 @@ from octavo.core.base.config import EngineConfig, ServeConfig
 from octavo.core.base.options import options_of
 from octavo.core.cli.flags import CONFIGS, add_config_flags, add_model, settings
 
+SECRETS = ("api_key",)
+"""Settings whose values are not for a screen."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of every command, so that a whole call can be explained."""
@@ -28,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
     width = max(len(item.name) for item, _ in rows)
     for item, setting in rows:
         value = "(open)" if setting.value is None else str(setting.value)
+        if item.name in SECRETS and setting.value:
+            value = f"({len(setting.value)} given)"
         print(f"{item.name:<{width}}  {value:<14}  {setting.source}")
         if args.verbose:
             print(f"{'':<{width}}  {item.help}\n{'':<{width}}  {item.flag}, {item.env}")

@@ -29,9 +29,9 @@ PROGRESS_SECONDS = 10.0
 NO_LIMIT = 2**31 - 1
 
 NETWORK = (
-    "host", "port", "api_key", "api_key_file", "cors_origins", "ssl_certfile", "ssl_keyfile", "max_queued_requests",
-    "drain_seconds", "stall_seconds", "allow_lora_updates", "access_log", "log_level", "log_format", "vllm_metrics",
-    "otlp_traces_endpoint",
+    "host", "port", "api_key", "api_key_file", "cors_origins", "ssl_certfile", "ssl_keyfile", "read_timeout_seconds",
+    "max_queued_requests", "drain_seconds", "stall_seconds", "allow_lora_updates", "access_log", "log_level",
+    "log_format", "vllm_metrics", "otlp_traces_endpoint",
 )  # fmt: skip
 """Settings of the server that mean nothing without one."""
 

@@ -29,10 +29,12 @@ from starlette.types import ASGIApp
 from octavo.core.base.config import ServeConfig
 from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve import description, failures
+from octavo.core.serve.answers import IGNORED_HEADER
 from octavo.core.serve.body import JsonRoute
 from octavo.core.serve.door import Door
+from octavo.core.serve.heads import Heads
 from octavo.core.serve.metrics.watch import Listener, Watch
-from octavo.core.serve.request_ids import RequestIds
+from octavo.core.serve.request_ids import ANTHROPICS_HEADER, HEADER, RequestIds
 from octavo.core.serve.routes import (
     adapters,
     chat,
@@ -65,6 +67,9 @@ ROUTES: Sequence[Callable[[FastAPI, Serving], None]] = (
 )
 """Each adds its routes to an app."""
 
+EXPOSED_HEADERS = (HEADER, ANTHROPICS_HEADER, IGNORED_HEADER, "retry-after")
+"""What pages of other origins may read of an answer; browsers keep all other headers of ours from them."""
+
 
 def create_app(
     engine: AsyncEngine,
@@ -95,7 +100,7 @@ def create_app(
 
 
 def _surround(app: FastAPI, engine: AsyncEngine, settings: ServeConfig, listeners: Sequence[Listener]) -> None:
-    """What every request passes, from the outside in: the watch, its id, CORS, the door."""
+    """What every request passes, from the outside in: the watch, its id, CORS, the door, HEAD as GET."""
 
     def paths() -> frozenset[str]:
         """Of all routes; they are added after this."""
@@ -105,10 +110,15 @@ def _surround(app: FastAPI, engine: AsyncEngine, settings: ServeConfig, listener
         made = app.state.door = Door(inner, engine, settings)
         return made
 
+    app.add_middleware(Heads)
     app.add_middleware(door)
     if settings.cors_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
         )
     app.add_middleware(RequestIds)
 

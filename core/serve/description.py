@@ -9,6 +9,8 @@ tests/serve/test_openapi.py holds the server to it.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
@@ -94,12 +96,14 @@ ERRORS: Mapping[str, str] = {
     "400": "the request is wrong, or asks for what can't be done; the message names the field",
     "401": "no valid key",
     "404": "no such model or path",
+    "408": "the request came too slowly",
     "413": "the body is too large",
+    "415": "the body is compressed",
     "429": "too many requests wait; Retry-After says when to come back",
     "500": "the request or the server failed",
     "503": "the engine is gone, or the server shuts down",
 }
-_ONLY_WITH_A_BODY = ("400", "413", "429")
+_ONLY_WITH_A_BODY = ("400", "408", "413", "415", "429")
 
 
 def install(app: FastAPI) -> None:
@@ -116,7 +120,7 @@ def install(app: FastAPI) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         """The document as a page."""
-        return Response(_page(document()), media_type="text/html")
+        return Response(_page(document()), media_type="text/html", headers={"Content-Security-Policy": POLICY})
 
 
 def _document(app: FastAPI) -> Json:
@@ -158,12 +162,25 @@ def _body(operation: Json, schemas: Mapping[str, Json]) -> Json:
     return schemas.get(name, {})
 
 
-_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Octavo's API</title>
-<meta name="viewport" content="width=device-width"><style>
+_STYLE = """
 :root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif}body{max-width:60rem;margin:2rem auto;padding:0 1rem}
 code{font-family:ui-monospace,monospace}summary{cursor:pointer;padding:.3rem 0}
 td{padding:.1rem 1rem .1rem 0;vertical-align:top}
-</style><h1>Octavo's API</h1><p>The whole description is <a href="openapi.json">openapi.json</a>.</p>"""
+"""
+_HEAD = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Octavo's API</title>
+<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>
+<h1>Octavo's API</h1><p>The whole description is <a href="openapi.json">openapi.json</a>.</p>"""
+_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        f"style-src 'sha256-{_STYLE_HASH}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+"""What the page of the document may do: look as it does."""
 
 
 def _page(document: Json) -> str:

@@ -4,25 +4,19 @@
     key?        401                   on every path but OPEN_PATHS and the page's files, whose calls bring the key
     queue full? 429, Retry-After      for requests that would wait for the engine
 
-The door owns one thing that changes: whether the server is draining. Keys are kept and compared as digests, in constant
-time.
+The door owns one thing that changes: whether the server is draining. Who has a key, Keys knows (keys.py).
 """
 
 from __future__ import annotations
-
-import hashlib
-import hmac
-from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from fastapi import Response
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.core.base.config import ServeConfig
-from octavo.core.base.errors import ConfigError
 from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve.failures import error_body, error_response
+from octavo.core.serve.keys import Keys
 from octavo.core.serve.page import PATHS as PAGE_PATHS
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
@@ -44,7 +38,7 @@ class Door:
         settings: keys and limits.
 
     Raises:
-        ConfigError: the file of keys can't be read, or holds none.
+        ConfigError: see Keys.
     """
 
     def __init__(self, app: ASGIApp, engine: AsyncEngine, settings: ServeConfig) -> None:
@@ -52,7 +46,7 @@ class Door:
         self._engine = engine
         self._max_queued = settings.max_queued_requests
         self._open_paths = OPEN_PATHS | (PAGE_PATHS.keys() if settings.page else frozenset())
-        self._keys = _digests(read_keys(settings))
+        self._keys = Keys(settings)
         self.is_draining = False
 
     def drain(self) -> None:
@@ -71,7 +65,7 @@ class Door:
         if self.is_draining:
             message = "the server is shutting down; ask another one"
             return _refuse(path, 503, message, "service_unavailable", retry=True)
-        if self._keys and not self._has_key(Headers(scope=scope)):
+        if not self._keys.open_for(Headers(scope=scope)):
             message = "give a valid API key in the header Authorization: Bearer KEY"
             return _refuse(path, 401, message, "invalid_request_error", code="invalid_api_key")
         is_work = scope["method"] == "POST" and path.startswith("/v1/")
@@ -79,39 +73,6 @@ class Door:
             message = "too many requests are waiting; come back later"
             return _refuse(path, 429, message, "rate_limit_exceeded", retry=True)
         return None
-
-    def _has_key(self, headers: Headers) -> bool:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        digest = _digest(given)
-        # Every key is compared, so that time tells nothing of which one was near.
-        return sum(hmac.compare_digest(digest, known) for known in self._keys) > 0
-
-
-def read_keys(settings: ServeConfig) -> tuple[str, ...]:
-    """All keys that open the door; none: it stands open.
-
-    Raises:
-        ConfigError: the file can't be read, or holds none.
-    """
-    if settings.api_key_file is None:
-        return settings.api_key
-    try:
-        lines = Path(settings.api_key_file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_key_file can't be read ({error}); name another file", field="api_key_file") from error
-    keys = tuple(key for line in lines if (key := line.strip()) and not key.startswith("#"))
-    if not keys:
-        raise ConfigError("api_key_file holds no key; write one a line", field="api_key_file")
-    return (*settings.api_key, *keys)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def _digests(keys: Iterable[str]) -> Sequence[bytes]:
-    return [_digest(key) for key in keys]
 
 
 def _refuse(

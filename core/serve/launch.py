@@ -18,14 +18,16 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from octavo import __version__
 from octavo.core.base.config import EngineConfig, ServeConfig
 from octavo.core.base.errors import ConfigError, EngineDead
 from octavo.core.base.logs import announce, log_to_stderr
 from octavo.core.engine.async_engine import AsyncEngine
+from octavo.core.serve.keys import read_keys
 from octavo.core.serve.tls import check_certificate, renew_certificate
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 KEEP_ALIVE_SECONDS = 75
 """How long an idle connection stays open: longer than clients and load balancers keep theirs (5 to 60 s), so that it
 is they who close and no request meets a closing connection."""
+
+BACKLOG = 1024
+"""Connections that wait while the model loads."""
 
 CLOSE_SECONDS = 1.0
 """How long a client may take to read the end of its reply once there is no more to come."""
@@ -63,6 +68,7 @@ def serve(config: EngineConfig, server: ServeConfig) -> int:
     _check_extra()
     log_to_stderr(getattr(logging, server.log_level.upper()), server.log_format)
     check_certificate(server)
+    read_keys(server)
     _warn_of_strangers(server)
     with listen(server) as listener:
         try:
@@ -106,7 +112,7 @@ def listen(server: ServeConfig) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((server.host, server.port))
-        listener.listen()
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(
@@ -131,7 +137,7 @@ async def _serve(config: EngineConfig, server: ServeConfig, listener: socket.soc
         host, port = listener.getsockname()[:2]
         scheme = "http" if server.ssl_certfile is None else "https"
         announce(f"serving {names[0]} on {scheme}://{_address(host, port)}")
-        web = _web_server(app, server)
+        web = web_server(app, server)
         async with renewing(web, server):
             await _serve_app(web, app, engine, listener, signals, server)
     finally:
@@ -241,8 +247,11 @@ async def renewing(web: uvicorn.Server, server: ServeConfig) -> AsyncGenerator[N
             await watching
 
 
-def _web_server(app: FastAPI, server: ServeConfig) -> uvicorn.Server:
+def web_server(app: FastAPI, server: ServeConfig) -> uvicorn.Server:
+    """What speaks HTTP for an app, once it is told to serve."""
     import uvicorn
+
+    from octavo.core.serve.connection import Connection
 
     class Server(uvicorn.Server):
         """Leaves the signals to us."""
@@ -253,7 +262,9 @@ def _web_server(app: FastAPI, server: ServeConfig) -> uvicorn.Server:
 
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        http=cast(Any, partial(Connection, read_timeout_seconds=server.read_timeout_seconds)),
+        ws="none",
+        log_config=None,  # it says what it has to say through our handler, in our form
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 
 from octavo.core.base.config import ServeConfig
 from octavo.core.base.errors import ConfigError
+from octavo.core.serve.files import Stamp, stamp
 
 RENEW_SECONDS = 5.0
 """How often it is looked whether the files have changed."""
@@ -58,16 +58,8 @@ async def renew_certificate(context: ssl.SSLContext, settings: ServeConfig) -> N
             logger.warning("the certificate was changed and can't be used yet: %s", error)
 
 
-def _stamps(settings: ServeConfig) -> list[tuple[int, int, int] | None]:
-    """What changes when a file does; None for one that is not there."""
-    stamps: list[tuple[int, int, int] | None] = []
-    for path in (settings.ssl_certfile, settings.ssl_keyfile):
-        try:
-            found = os.stat(path or "")
-            stamps.append((found.st_ino, found.st_mtime_ns, found.st_size))
-        except OSError:
-            stamps.append(None)
-    return stamps
+def _stamps(settings: ServeConfig) -> list[Stamp | None]:
+    return [stamp(path) for path in (settings.ssl_certfile, settings.ssl_keyfile)]
 
 
 def _no_password() -> str:

@@ -21,7 +21,7 @@ from octavo.core.base.config import ServeConfig
 from octavo.core.base.metrics import SchedulerStats
 from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve.api import create_app
-from octavo.core.serve.launch import listen
+from octavo.core.serve.launch import listen, web_server
 from octavo.core.serve.metrics.watch import Listener
 from tests.fakes.chains import save_chains
 from tests.fakes.scripted_chat import save_scripted_chat
@@ -79,10 +79,8 @@ class Server:
 
     async def _serve(self) -> None:
         async with self.engine as engine:
-            config = uvicorn.Config(
-                create_app(engine, ["tiny"], "0", self._settings, self.listeners), log_level="warning", access_log=False
-            )
-            self._web = uvicorn.Server(config)
+            app = create_app(engine, ["tiny"], "0", self._settings, self.listeners)
+            self._web = web_server(app, self._settings)
             await self._web.serve(sockets=[self._listener])
 
     # -- what tests ask and say ------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import uvicorn
 
 from octavo.core.base.config import ServeConfig
 from octavo.core.serve import tls
-from octavo.core.serve.launch import _web_server, listen, renewing
+from octavo.core.serve.launch import listen, renewing, web_server
 
 DATA = Path(__file__).parents[1] / "data" / "tls"
 
@@ -31,7 +31,7 @@ def test_new_connections_get_the_certificate_in_the_files(
 
     async def scenario() -> None:
         with listen(settings) as listener:
-            web: uvicorn.Server = _web_server(app, settings)
+            web: uvicorn.Server = web_server(app, settings)
             web.config.lifespan = "off"
             serving = asyncio.create_task(web.serve(sockets=[listener]))
             address = listener.getsockname()[:2]
@@ -57,7 +57,7 @@ def test_new_connections_get_the_certificate_in_the_files(
 def test_without_https_nothing_is_watched() -> None:
     async def scenario() -> None:
         before = asyncio.all_tasks()
-        async with renewing(_web_server(None, ServeConfig()), ServeConfig()):
+        async with renewing(web_server(None, ServeConfig()), ServeConfig()):
             assert asyncio.all_tasks() == before
 
     asyncio.run(scenario())

@@ -12,10 +12,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from starlette.datastructures import Headers
 
 from octavo.core.base.config import ServeConfig
 from octavo.core.base.errors import ConfigError
-from octavo.core.serve.door import read_keys
+from octavo.core.serve import keys
+from octavo.core.serve.keys import Keys, read_keys
 from octavo.core.serve.tls import check_certificate
 from tests.fakes.chains import FOREVER
 from tests.serve.conftest import Server, error_of
@@ -27,11 +29,11 @@ TLS = Path(__file__).parents[1] / "data" / "tls"
 @pytest.fixture(scope="module")
 def guarded(chain_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with keys from both places, one request at a time, and little patience."""
-    keys = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text("# the team's\nfrom-file\n\n")
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text("# the team's\nfrom-file\n\n")
     settings = ServeConfig(
         api_key=("first", "second"),
-        api_key_file=str(keys),
+        api_key_file=str(file),
         cors_origins=("https://a.example",),
         max_body_bytes=4096,
         max_queued_requests=2,
@@ -90,7 +92,9 @@ def test_pages_of_known_origins_may_call(guarded: Server) -> None:
     assert known.headers["access-control-allow-origin"] == "https://a.example"
     assert known.headers["access-control-allow-headers"] == "authorization,content-type"
     assert "access-control-allow-origin" not in unknown.headers
+    assert "access-control-allow-credentials" not in known.headers
     refused = httpx.get(f"{guarded.url}/v1/models", headers={"origin": "https://a.example"})
+    assert "x-request-id" in refused.headers["access-control-expose-headers"]
     assert error_of(refused, 401)
     assert refused.headers["access-control-allow-origin"] == "https://a.example", "the page could not read why"
 
@@ -153,7 +157,7 @@ def test_https(chain_model: Path) -> None:
 
     import uvicorn
 
-    from octavo.core.serve.launch import _web_server, listen
+    from octavo.core.serve.launch import listen, web_server
 
     settings = ServeConfig(port=0, ssl_certfile=str(TLS / "cert.pem"), ssl_keyfile=str(TLS / "key.pem"))
     check_certificate(settings)
@@ -164,7 +168,7 @@ def test_https(chain_model: Path) -> None:
 
     async def ask() -> str:
         with listen(settings) as listener:
-            web: uvicorn.Server = _web_server(app, settings)
+            web: uvicorn.Server = web_server(app, settings)
             web.config.lifespan = "off"
             serving = asyncio.create_task(web.serve(sockets=[listener]))
             port = listener.getsockname()[1]
@@ -199,3 +203,54 @@ def test_a_file_without_keys_is_refused(tmp_path: Path, content: str | None) -> 
         file.write_text(content)
     with pytest.raises(ConfigError, match="api_key_file"):
         read_keys(ServeConfig(api_key_file=str(file)))
+
+
+@pytest.mark.parametrize("key", ["", " ", " padded ", "schl\u00fcssel", "a b", "a\nb"])
+def test_a_key_that_no_header_can_bring_is_refused(tmp_path: Path, key: str) -> None:
+    """An empty one was a door that stood open."""
+    with pytest.raises(ConfigError, match="api_key: key 2") as caught:
+        read_keys(ServeConfig(api_key=("good", key)))
+    assert "padded" not in str(caught.value)
+    file = tmp_path / "keys"
+    file.write_text("good\nschl\u00fcssel\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="line 2") as caught:
+        read_keys(ServeConfig(api_key_file=str(file)))
+    assert "ssel" not in str(caught.value)
+
+
+def test_a_file_of_keys_as_editors_write_it(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xef\xbb\xbffirst\r\n\r\n  second  \r\n# a remark")
+    assert read_keys(ServeConfig(api_key_file=str(file))) == ("first", "second")
+    file.write_bytes(b"secret\xff")
+    with pytest.raises(ConfigError) as caught:
+        read_keys(ServeConfig(api_key_file=str(file)))
+    assert "secret" not in str(caught.value)
+
+
+def test_keys_change_while_the_server_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keys, "LOOK_SECONDS", 0.0)
+    file = tmp_path / "keys"
+
+    def replace(text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(file)
+
+    def opens(key: str) -> bool:
+        return known.open_for(Headers({"authorization": f"Bearer {key}"}))
+
+    replace("old")
+    known = Keys(ServeConfig(api_key_file=str(file)))
+    assert (opens("old"), opens("new")) == (True, False)
+    replace("new")
+    assert (opens("old"), opens("new")) == (False, True)
+    for unusable in ("", "# none\n", "schl\u00fcssel"):
+        replace(unusable)
+        assert (opens("old"), opens("new")) == (False, True), "what can't be used changes nothing"
+    file.unlink()
+    assert opens("new")
+    assert "schl" not in caplog.text
+    replace("newest")
+    assert (opens("new"), opens("newest")) == (False, True)
