@@ -27,8 +27,11 @@ MAX_HEAD_DIM = 576
 LANES = 16
 """kLanes there: how many keys of an HDN block are scored at once."""
 
-KV_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+KV_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.float8_e4m3fn: 4}
 """OctavoDtype."""
+
+NO_SCALES = (0, 0, 0, 0)
+"""Pointer and step, of K and of V."""
 
 
 class PagedAttentionArgs(ctypes.Structure):
@@ -36,6 +39,7 @@ class PagedAttentionArgs(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("ctx", "q", "k", "v", "out", "lse", "sinks", "alibi_slopes")),
+        *((name, ctypes.c_void_p) for name in ("k_scale", "v_scale")),
         *((name, ctypes.c_void_p) for name in ("query_start", "seq_lens", "block_table", "kv_start")),
         *((name, ctypes.c_int64) for name in ("num_requests", "table_width", "table_stride", "block_size")),
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "v_head_dim")),
@@ -43,7 +47,7 @@ class PagedAttentionArgs(ctypes.Structure):
         ("lse_stride_t", ctypes.c_int64),
         *((name, ctypes.c_int64) for name in ("k_stride_n", "k_stride_s", "k_stride_h", "k_stride_d")),
         *((name, ctypes.c_int64) for name in ("v_stride_n", "v_stride_s", "v_stride_h")),
-        ("window", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("k_scale_step", "v_scale_step", "window")),
         ("softmax_scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("kv_dtype", ctypes.c_int32),
@@ -131,11 +135,10 @@ class AttentionOps:
         """
         if not isinstance(plan, CpuStepPlan) or kv.key_NSKD is None or kv.value_NSKD is None:
             raise UnsupportedOp("the CPU attention takes a plan and a KV cache of its own backend")
-        if k_scale is not None or v_scale is not None:
-            raise UnsupportedOp("the CPU attention takes no KV scales")
+        scales = (*kv_scale(k_scale, kv.key_NSKD), *kv_scale(v_scale, kv.value_NSKD))
         self._attend(
             q_THD, kv.key_NSKD, kv.value_NSKD, plan.batch, out, lse, causal, softmax_scale, window, softcap, sinks_H,
-            alibi_slopes_H,
+            alibi_slopes_H, scales,
         )  # fmt: skip
 
     def attention(
@@ -166,8 +169,9 @@ class AttentionOps:
             query_start_loc.data_ptr(), 0, 0, kv_start_loc.data_ptr(), len(query_start_loc) - 1, 0, 0, 1,
         )  # fmt: skip
         self._attend(
-            q_THD, k_SKD[None], v_SKD[None], batch, out, lse, causal, softmax_scale, window, softcap, sinks_H, None
-        )
+            q_THD, k_SKD[None], v_SKD[None], batch, out, lse, causal, softmax_scale, window, softcap, sinks_H, None,
+            NO_SCALES,
+        )  # fmt: skip
 
     def merge_attention(
         self,
@@ -207,22 +211,38 @@ class AttentionOps:
         softcap: float | None,
         sinks_H: torch.Tensor | None,
         alibi_slopes_H: torch.Tensor | None,
+        scales: tuple[int, int, int, int],
     ) -> None:
+        k_scale, k_scale_step, v_scale, v_scale_step = scales
         kv_dtype = KV_DTYPE_CODES.get(key_NSKD.dtype)
         if kv_dtype is None or value_NSKD.dtype != key_NSKD.dtype:
-            raise UnsupportedOp(f"the CPU attention reads fp32, bf16 or fp16 KV, not {key_NSKD.dtype}")
+            raise UnsupportedOp(f"the CPU attention reads KV in fp32, bf16, fp16, int8 or e4m3fn, not {key_NSKD.dtype}")
         if q_THD.dtype != torch.float32 or out.dtype != torch.float32:
             raise UnsupportedOp(f"the CPU attention computes in fp32; q is {q_THD.dtype}, out is {out.dtype}")
         q_stride_t, q_stride_h, _ = q_THD.stride()
         out_stride_t, out_stride_h, _ = out.stride()
         self._paged_attention(
             self._handle, q_THD.data_ptr(), key_NSKD.data_ptr(), value_NSKD.data_ptr(), out.data_ptr(),
-            0 if lse is None else lse.data_ptr(), _fp32_pointer(sinks_H), _fp32_pointer(alibi_slopes_H), *batch,
-            q_THD.shape[1], key_NSKD.shape[2], q_THD.shape[2], value_NSKD.shape[3],
+            0 if lse is None else lse.data_ptr(), _fp32_pointer(sinks_H), _fp32_pointer(alibi_slopes_H), k_scale,
+            v_scale, *batch, q_THD.shape[1], key_NSKD.shape[2], q_THD.shape[2], value_NSKD.shape[3],
             q_stride_t, q_stride_h, out_stride_t, out_stride_h, 0 if lse is None else lse.stride(0),
-            *key_NSKD.stride(), *value_NSKD.stride()[:3], window or 0, softmax_scale, softcap or 0.0, kv_dtype,
-            causal,
+            *key_NSKD.stride(), *value_NSKD.stride()[:3], k_scale_step, v_scale_step, window or 0,
+            softmax_scale, softcap or 0.0, kv_dtype, causal,
         )  # fmt: skip
+
+
+def kv_scale(scale: torch.Tensor | None, cache_NSKD: torch.Tensor) -> tuple[int, int]:
+    """Pointer and step of a scale for the heads of a cache: one for all, or one each. (0, 0) without one.
+
+    Raises:
+        UnsupportedOp: anything but fp32 of 1 or K contiguous values.
+    """
+    if scale is None:
+        return 0, 0
+    count = scale.numel()
+    if scale.dtype != torch.float32 or not scale.is_contiguous() or count not in (1, cache_NSKD.shape[2]):
+        raise UnsupportedOp(f"the CPU takes KV scales of 1 or {cache_NSKD.shape[2]} contiguous fp32 values")
+    return scale.data_ptr(), int(count > 1)
 
 
 def _fp32_pointer(x_H: torch.Tensor | None) -> int:
@@ -237,13 +257,11 @@ def _supports_attention(spec: AttentionSpec) -> Unsupported | None:
     if spec.q_dtype != torch.float32:
         return Unsupported(f"queries are fp32, not {spec.q_dtype}")
     if spec.kv_dtype not in KV_DTYPE_CODES:
-        return Unsupported(f"KV is fp32, bf16 or fp16, not {spec.kv_dtype}")
+        return Unsupported(f"KV is fp32, bf16, fp16, int8 or e4m3fn, not {spec.kv_dtype}")
     if spec.layout is KVLayout.MLA:
         return Unsupported("no native attention over a latent KV cache")
     if spec.layout is KVLayout.HDN and spec.block_size % LANES:
         return Unsupported(f"keys in lanes need blocks of a multiple of {LANES} tokens, not {spec.block_size}")
-    if spec.kv_scale != "none":
-        return Unsupported("no KV scales")
     if not 1 <= spec.head_dim <= MAX_HEAD_DIM or not 1 <= spec.v_head_dim <= MAX_HEAD_DIM:
         return Unsupported(f"head sizes up to {MAX_HEAD_DIM}, not {spec.head_dim} and {spec.v_head_dim}")
     if spec.num_heads % spec.num_kv_heads:

@@ -13,7 +13,7 @@ import ctypes
 
 import torch
 
-from octavo.backends.cpu.attention import KV_DTYPE_CODES, MAX_HEAD_DIM
+from octavo.backends.cpu.attention import KV_DTYPE_CODES, MAX_HEAD_DIM, kv_scale
 from octavo.backends.cpu.native import NativeContext
 from octavo.core.backend.kv import KVCache, KVLayout
 from octavo.core.backend.specs import CacheSpec, OpSpec, Unsupported
@@ -28,12 +28,14 @@ class WriteKvArgs(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("ctx", "k", "v", "key", "value", "slots")),
+        *((name, ctypes.c_void_p) for name in ("k_scale", "v_scale")),
         *((name, ctypes.c_void_p) for name in ("q", "out_q", "positions", "cos_sin")),
         *((name, ctypes.c_int64) for name in ("num_tokens", "num_kv_heads", "head_dim", "v_head_dim")),
         *((name, ctypes.c_int64) for name in ("num_blocks", "block_size")),
         *((name, ctypes.c_int64) for name in ("k_stride_t", "k_stride_h", "v_stride_t", "v_stride_h")),
         *((name, ctypes.c_int64) for name in ("key_stride_n", "key_stride_s", "key_stride_h", "key_stride_d")),
         *((name, ctypes.c_int64) for name in ("value_stride_n", "value_stride_s", "value_stride_h")),
+        *((name, ctypes.c_int64) for name in ("k_scale_step", "v_scale_step")),
         *((name, ctypes.c_int64) for name in ("num_heads", "rotary_dim", "num_positions")),
         *((name, ctypes.c_int64) for name in ("q_stride_t", "q_stride_h", "out_q_stride_t", "out_q_stride_h")),
         ("cos_sin_stride", ctypes.c_int64),
@@ -93,9 +95,7 @@ class CacheOps:
             UnsupportedOp: dtypes or scales that supports() refused.
             NativeError: a slot outside the cache.
         """
-        if k_scale is not None or v_scale is not None:
-            raise UnsupportedOp("the CPU write_kv takes no KV scales")
-        self._write(k_TKD, v_TKD, kv, slot_mapping_T, (0, 0, 0, 0), _NO_ROTARY, interleaved=False)
+        self._write(k_TKD, v_TKD, kv, slot_mapping_T, k_scale, v_scale, (0, 0, 0, 0), _NO_ROTARY, interleaved=False)
 
     def rope_write_kv(
         self,
@@ -118,8 +118,6 @@ class CacheOps:
             UnsupportedOp: dtypes or scales that supports() refused.
             NativeError: a slot outside the cache or a position outside the table.
         """
-        if k_scale is not None or v_scale is not None:
-            raise UnsupportedOp("the CPU rope_write_kv takes no KV scales")
         if not q_THD.dtype == out_q.dtype == cos_sin_PR.dtype == torch.float32 or positions_T.dtype != torch.int64:
             raise UnsupportedOp("the CPU rope_write_kv takes fp32 q and table, and int64 positions")
         pointers = (q_THD.data_ptr(), out_q.data_ptr(), positions_T.data_ptr(), cos_sin_PR.data_ptr())
@@ -127,7 +125,7 @@ class CacheOps:
             q_THD.shape[1], cos_sin_PR.shape[1], cos_sin_PR.shape[0], *q_THD.stride()[:2], *out_q.stride()[:2],
             cos_sin_PR.stride(0),
         )  # fmt: skip
-        self._write(k_TKD, v_TKD, kv, slot_mapping_T, pointers, numbers, interleaved=interleaved)
+        self._write(k_TKD, v_TKD, kv, slot_mapping_T, k_scale, v_scale, pointers, numbers, interleaved=interleaved)
 
     def copy_blocks(self, kv: KVCache, source_destination: torch.Tensor) -> None:
         """Copy whole blocks, pair after pair in order; [C, 2] int64.
@@ -161,6 +159,8 @@ class CacheOps:
         v_TKD: torch.Tensor,
         kv: KVCache,
         slots_T: torch.Tensor,
+        k_scale: torch.Tensor | None,
+        v_scale: torch.Tensor | None,
         rotary_pointers: tuple[int, int, int, int],
         rotary_numbers: tuple[int, ...],
         *,
@@ -170,14 +170,18 @@ class CacheOps:
         kv_dtype = KV_DTYPE_CODES.get(key.dtype)
         if kv_dtype is None or not k_TKD.dtype == v_TKD.dtype == torch.float32 or slots_T.dtype != torch.int64:
             raise UnsupportedOp(
-                f"the CPU cache stores fp32 into fp32, bf16 or fp16 at int64 slots, not {k_TKD.dtype} into {key.dtype}"
+                "the CPU cache stores fp32 into fp32, bf16, fp16, int8 or e4m3fn at int64 slots, not "
+                f"{k_TKD.dtype} into {key.dtype}"
             )
         num_blocks, block_size, num_kv_heads, head_dim = key.shape
+        k_scale_pointer, k_scale_step = kv_scale(k_scale, key)
+        v_scale_pointer, v_scale_step = kv_scale(v_scale, value)
         self._write_kv(
             self._handle, k_TKD.data_ptr(), v_TKD.data_ptr(), key.data_ptr(), value.data_ptr(), slots_T.data_ptr(),
-            *rotary_pointers, slots_T.shape[0], num_kv_heads, head_dim, value.shape[3], num_blocks, block_size,
-            *k_TKD.stride()[:2], *v_TKD.stride()[:2], *key.stride(), *value.stride()[:3], *rotary_numbers,
-            kv_dtype, interleaved,
+            k_scale_pointer, v_scale_pointer, *rotary_pointers, slots_T.shape[0], num_kv_heads, head_dim,
+            value.shape[3], num_blocks, block_size,
+            *k_TKD.stride()[:2], *v_TKD.stride()[:2], *key.stride(), *value.stride()[:3],
+            k_scale_step, v_scale_step, *rotary_numbers, kv_dtype, interleaved,
         )  # fmt: skip
 
     def _move(self, kv: KVCache, ids: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, move: int) -> None:
@@ -204,9 +208,7 @@ def _supports_write(spec: CacheSpec) -> Unsupported | None:
     if spec.x_dtype != torch.float32:
         return Unsupported(f"keys and values come in fp32, not {spec.x_dtype}")
     if spec.kv_dtype not in KV_DTYPE_CODES:
-        return Unsupported(f"KV is fp32, bf16 or fp16, not {spec.kv_dtype}")
-    if spec.kv_scale != "none":
-        return Unsupported("no KV scales")
+        return Unsupported(f"KV is fp32, bf16, fp16, int8 or e4m3fn, not {spec.kv_dtype}")
     if spec.rotary_dim and (spec.head_dim > MAX_HEAD_DIM or spec.rotary_dim > spec.head_dim or spec.rotary_dim % 2):
         return Unsupported(
             f"rotates an even part of heads up to {MAX_HEAD_DIM}, not {spec.rotary_dim} of {spec.head_dim}"

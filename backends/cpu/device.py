@@ -168,7 +168,8 @@ def _capabilities(context: native.NativeContext | None) -> Capabilities:
         # Few CPUs multiply 16-bit floats fast: bf16 is widened in registers, and an fp16 checkpoint kept as fp32.
         activation_dtype=dict.fromkeys((torch.float32, torch.bfloat16), torch.float32),
         default_dtype=torch.float32,
-        kv_dtypes=(torch.float32, torch.bfloat16, torch.float16),
+        kv_dtypes=(torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8),
+        fp8="e4m3fn",
         total_memory_bytes=host_memory().total_bytes,
         default_max_num_batched_tokens=512,
         batch_invariant=context is not None,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from octavo import LLM
+from octavo.backends.cpu import attention, cache
 from octavo.core.backend import Capabilities, KVCache, KVCacheSpec, KVLayout
 from octavo.core.base.config import EngineConfig
 from octavo.core.base.errors import BackendUnavailable, ConfigError
@@ -95,7 +96,17 @@ def test_a_plan_counts_it_as_the_engine_does(tiny: TinyModels, dtype: str) -> No
     engine.close()
 
 
-def test_what_the_device_has_no_ops_for_runs_on_the_reference_or_not_at_all(tiny: TinyModels, caplog: Any) -> None:
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_the_cpu_has_ops_of_its_own_for_one_byte(tiny: TinyModels, dtype: str) -> None:
+    with tiny.llm("llama", kv_cache_dtype=dtype, strict_backend=True, deterministic=True) as llm:
+        assert len(llm.generate([[1, 2, 3]], GREEDY)[0].outputs[0].token_ids) == GREEDY.max_tokens
+
+
+def test_what_the_device_has_no_ops_for_runs_on_the_reference_or_not_at_all(
+    tiny: TinyModels, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (attention, cache):
+        monkeypatch.setattr(module, "KV_DTYPE_CODES", {torch.float32: 0})
     with tiny.llm("llama", kv_cache_dtype="int8") as llm:
         llm.generate([[1, 2, 3]], GREEDY)
     fallbacks = [record.message for record in caplog.records if "runs on the reference" in record.message]

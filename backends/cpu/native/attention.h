@@ -19,6 +19,7 @@ typedef struct PagedAttentionArgs {
     float *lse;                  /* [T, H], natural log, sinks included, or NULL */
     const float *sinks;          /* [H] or NULL */
     const float *alibi_slopes;   /* [H] or NULL */
+    const float *k_scale, *v_scale; /* what a stored element stands for, one for all heads (step 0) or each; or NULL */
     const int32_t *query_start;  /* [B + 1], rows of q */
     const int32_t *seq_lens;     /* [B], keys of a request; NULL with kv_start */
     const int32_t *block_table;  /* [B, table_width]; NULL with kv_start */
@@ -30,6 +31,7 @@ typedef struct PagedAttentionArgs {
     int64_t lse_stride_t;
     int64_t k_stride_n, k_stride_s, k_stride_h, k_stride_d; /* in lanes: k_stride_s 1, block_size a multiple of 16 */
     int64_t v_stride_n, v_stride_s, v_stride_h;
+    int64_t k_scale_step, v_scale_step;
     int64_t window;              /* tokens, the query's own included; 0 is none */
     float softmax_scale;
     float softcap;               /* 0 is none */

@@ -39,13 +39,14 @@ typedef struct RotaryArgs {
     int32_t interleaved;
 } RotaryArgs;
 
-/* Stores k and v, rounded to nearest even, at slots of the cache; slot -1 writes nothing. With q, rotates q into out_q and
+/* Stores k and v, divided by their scales and rounded to nearest even, at slots of the cache; slot -1 writes nothing. With q, rotates q into out_q and
  * k on its way to the cache. A slot past the cache, or a position past the table, returns OCTAVO_EINVAL and writes nothing. */
 typedef struct WriteKvArgs {
     OctavoContext *ctx;
     const float *k, *v;       /* [T, K, D], [T, K, Dv] */
     void *key, *value;        /* [N, S, K, D], [N, S, K, Dv] of kv_dtype; any stride between a key's elements */
     const int64_t *slots;     /* [T] */
+    const float *k_scale, *v_scale; /* one for all heads (step 0) or each; or NULL */
     const float *q;           /* [T, H, D], or NULL and so the other three */
     float *out_q;             /* may be q */
     const int64_t *positions; /* [T] */
@@ -53,6 +54,7 @@ typedef struct WriteKvArgs {
     int64_t num_tokens, num_kv_heads, head_dim, v_head_dim, num_blocks, block_size;
     int64_t k_stride_t, k_stride_h, v_stride_t, v_stride_h;
     int64_t key_stride_n, key_stride_s, key_stride_h, key_stride_d, value_stride_n, value_stride_s, value_stride_h;
+    int64_t k_scale_step, v_scale_step;
     int64_t num_heads, rotary_dim, num_positions;
     int64_t q_stride_t, q_stride_h, out_q_stride_t, out_q_stride_h, cos_sin_stride;
     int32_t kv_dtype;         /* OctavoDtype */

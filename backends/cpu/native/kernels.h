@@ -40,6 +40,8 @@ struct KernelTable {
 
 OCTAVO_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 OCTAVO_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+// Bytes of a stored element of KV.
+constexpr int64_t stored_bytes(int dtype) { return dtype == OCTAVO_F32 ? 4 : dtype >= OCTAVO_I8 ? 1 : 2; }
 OCTAVO_INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 }  // namespace octavo

@@ -14,6 +14,7 @@ namespace octavo {
 namespace avx2 {
 #include "vec_avx2.h"
 #include "vec_math.h"
+#include "vec_bytes.h"
 #include "gemm.inc"
 #include "attention_tile.inc"
 #include "attention.inc"

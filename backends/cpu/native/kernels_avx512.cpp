@@ -14,6 +14,7 @@ namespace octavo {
 namespace avx512 {
 #include "vec_avx512.h"
 #include "vec_math.h"
+#include "vec_bytes.h"
 #include "gemm.inc"
 #include "attention_tile.inc"
 #include "attention.inc"

@@ -6,6 +6,7 @@ namespace octavo {
 namespace neon {
 #include "vec_neon.h"
 #include "vec_math.h"
+#include "vec_bytes.h"
 #include "gemm.inc"
 #include "attention_tile.inc"
 #include "attention.inc"

@@ -5,6 +5,7 @@ namespace octavo {
 namespace portable {
 #include "vec_portable.h"
 #include "vec_math.h"
+#include "vec_bytes.h"
 #include "gemm.inc"
 #include "attention_tile.inc"
 #include "attention.inc"

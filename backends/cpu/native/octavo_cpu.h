@@ -32,7 +32,13 @@ typedef enum OctavoStatus {
     OCTAVO_ENOKERNEL = 3 /* no kernel of that name */
 } OctavoStatus;
 
-typedef enum OctavoDtype { OCTAVO_F32 = 0, OCTAVO_BF16 = 1, OCTAVO_F16 = 2 } OctavoDtype;
+typedef enum OctavoDtype {
+    OCTAVO_F32 = 0,
+    OCTAVO_BF16 = 1,
+    OCTAVO_F16 = 2,
+    OCTAVO_I8 = 3,  /* of KV only, as the next one */
+    OCTAVO_E4M3 = 4 /* fp8 e4m3fn */
+} OctavoDtype;
 
 /* One recorded kernel call; `kernel` is the address that octavo_kernel() returned. */
 typedef struct OctavoCall {

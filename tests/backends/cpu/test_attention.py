@@ -100,11 +100,18 @@ def draw(shape: Shape, seed: int = 0) -> Tokens:
 
 def empty_cache(shape: Shape, num_blocks: int) -> KVCache:
     """A pool of NaN in the shape's layout."""
+    pool = pool_of(shape, num_blocks)
+    pool.storage.view(shape.dtype).fill_(torch.nan)
+    return torch_kv_view(pool, spec_of(shape), shape.layout)
 
-    spec = KVCacheSpec(shape.kv_heads, shape.head_dim, shape.value_dim, shape.dtype, shape.block_size)
-    storage = torch.empty(num_blocks * spec.block_bytes, dtype=torch.uint8)
-    storage.view(shape.dtype).fill_(torch.nan)
-    return torch_kv_view(KVPool(num_blocks, spec.block_bytes, storage), spec, shape.layout)
+
+def spec_of(shape: Shape) -> KVCacheSpec:
+    return KVCacheSpec(shape.kv_heads, shape.head_dim, shape.value_dim, shape.dtype, shape.block_size)
+
+
+def pool_of(shape: Shape, num_blocks: int) -> KVPool:
+    nbytes = spec_of(shape).block_bytes
+    return KVPool(num_blocks, nbytes, torch.empty(num_blocks * nbytes, dtype=torch.uint8))
 
 
 def lay_out(shape: Shape, tokens: Tokens, *, window: int | None = None, seed: int = 0) -> Batch:
@@ -485,6 +492,41 @@ class TestMerge:
         assert torch.equal(lse_a, lse)
 
 
+class TestOneByte:
+    """KV of one byte: what codes and scales stand for, by the reference in float64 over the same codes."""
+
+    @pytest.mark.parametrize("isa", ISAS)
+    @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+    @pytest.mark.parametrize("layout", [KVLayout.HND, KVLayout.HDN])
+    @pytest.mark.parametrize("num_scales", [0, 1, 2])
+    def test_equals_the_reference(self, isa: str, dtype: torch.dtype, layout: KVLayout, num_scales: int) -> None:
+        shape = Shape(((1, 130), (5, 5), (70, 200), (1, 1)), dtype=dtype, layout=layout, head_dim=72, v_head_dim=40)
+        kv = torch_kv_view(pool_of(shape, 40), spec_of(shape), layout)
+        generator = torch.Generator().manual_seed(3)
+        for view in (kv.key_NSKD, kv.value_NSKD):
+            assert view is not None
+            codes = torch.randint(-127, 128, view.shape, generator=generator)
+            view.copy_(codes if dtype == torch.int8 else codes.float() / 64)
+        batch = lay_out(replace(shape, dtype=FP32), draw(replace(shape, dtype=FP32)))
+        scales = {}
+        if num_scales:
+            scales = {
+                "k_scale": torch.tensor([0.02, 0.05])[:num_scales],
+                "v_scale": torch.tensor([0.3, 0.1])[:num_scales],
+            }
+        plan = make_ops(2, isa)
+        out, lse = torch.empty(*batch.q.shape[:2], 40), torch.empty(batch.q.shape[:2])
+        softmax = {"softmax_scale": 0.01 if dtype == torch.int8 and not num_scales else 0.1}
+        plan.paged_attention(batch.q, kv, plan.plan(batch.meta), out=out, lse=lse, **softmax, **scales)
+        right, right_lse = out.double(), lse.double()
+        wide = {name: scale.double() for name, scale in scales.items()}
+        reference.paged_attention(
+            batch.q.double(), kv, StepPlan(batch.meta), out=right, lse=right_lse, **softmax, **wide
+        )
+        torch.testing.assert_close(out.double(), right, rtol=2e-5, atol=2e-5 * float(right.abs().max()))
+        torch.testing.assert_close(lse.double(), right_lse, rtol=1e-5, atol=1e-5)
+
+
 class TestRefusals:
     SPEC = AttentionSpec(6, 2, 64, 64, FP32, FP32, 16, KVLayout.HND)
 
@@ -494,10 +536,9 @@ class TestRefusals:
         assert ops.supports("merge_attention", RowSpec(64, FP32)) is None
         for change, reason in (
             ({"q_dtype": BF16}, "queries are fp32"),
-            ({"kv_dtype": torch.float8_e4m3fn}, "fp32, bf16 or fp16"),
+            ({"kv_dtype": torch.float8_e4m3fnuz}, "int8 or e4m3fn"),
             ({"layout": KVLayout.MLA}, "latent"),
             ({"layout": KVLayout.HDN, "block_size": 24}, "multiple of 16"),
-            ({"kv_scale": "tensor"}, "scales"),
             ({"head_dim": 577}, "576"),
             ({"num_heads": 5}, "no multiple"),
         ):
@@ -510,7 +551,7 @@ class TestRefusals:
     def test_calls(self, ops: AttentionOps) -> None:
         batch = lay_out(Shape(MIXED), draw(Shape(MIXED)))
         with pytest.raises(UnsupportedOp, match="scales"):
-            run(ops, batch, k_scale=torch.ones(1))
+            run(ops, batch, k_scale=torch.ones(3))
         with pytest.raises(UnsupportedOp, match="sinks"):
             run(ops, batch, sinks_H=torch.ones(6, dtype=BF16))
         with pytest.raises(UnsupportedOp, match="fp32"):

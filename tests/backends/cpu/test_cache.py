@@ -17,6 +17,7 @@ from octavo.core.base.errors import UnsupportedOp
 
 NUM_BLOCKS, BLOCK_SIZE, KV_HEADS = 6, 5, 3
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BYTES = (torch.float8_e4m3fn, torch.int8)
 LAYOUTS = (KVLayout.HND, KVLayout.NHD, KVLayout.HDN)
 
 
@@ -74,6 +75,38 @@ class TestWriteKv:
         CacheOps(make_context(1, isa)).write_kv(x, x, kv, torch.tensor([2]))
         torch.testing.assert_close(kv.key_NSKD[0, 2, 0], row.to(dtype), rtol=0, atol=0, equal_nan=True)
 
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("dtype", BYTES, ids=str)
+    @pytest.mark.parametrize("num_scales", [0, 1, KV_HEADS])
+    @pytest.mark.parametrize("head_dim", [16, 24, 3])
+    def test_one_byte_equals_the_reference(self, make_context, isa, layout, dtype, num_scales, head_dim):
+        kv = make_cache(dtype, layout, head_dim, head_dim + 4)
+        want = copy_of(kv)
+        k, v = 90 * normal(4, KV_HEADS, head_dim, seed=1), 3 * normal(4, KV_HEADS, head_dim + 4, seed=2)
+        slots = torch.tensor([29, 0, -1, 14])
+        scales = {}
+        if num_scales:
+            scales = {"k_scale": 0.3 + torch.rand(num_scales), "v_scale": 0.03 + torch.rand(num_scales)}
+        CacheOps(make_context(2, isa)).write_kv(k, v, kv, slots, **scales)
+        reference.write_kv(k, v, want, slots, **scales)
+        assert same_bits(kv, want)
+
+    @pytest.mark.parametrize("dtype", BYTES, ids=str)
+    def test_one_byte_rounds_to_nearest_even_and_saturates(self, make_context, isa, dtype):
+        codes = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+        values = codes[codes.isfinite()].sort().values.unique()
+        middles = (values[1:] + values[:-1]) / 2
+        nudged = [torch.nextafter(middles, torch.tensor(side)) for side in (torch.inf, -torch.inf)]
+        beyond = torch.tensor([1e4, 464.0, 465.0, 3e38, 127.5, 128.0, torch.inf, torch.nan, 1e-40, 0.0, -0.0])
+        row = torch.cat([values, middles, *nudged, beyond, -beyond])
+        x = row[None, None].expand(1, KV_HEADS, len(row)).contiguous()
+        kv = make_cache(dtype, head_dim=len(row), v_head_dim=len(row))
+        want = copy_of(kv)
+        CacheOps(make_context(1, isa)).write_kv(x, x, kv, torch.tensor([2]))
+        reference.write_kv(x, x, want, torch.tensor([2]))
+        got, right = kv.key_NSKD[0, 2, 0].float(), want.key_NSKD[0, 2, 0].float()
+        torch.testing.assert_close(got, right, rtol=0, atol=0, equal_nan=True)
+
     def test_many_tokens_use_the_pool(self, make_context):
         k = normal(NUM_BLOCKS * BLOCK_SIZE, KV_HEADS, 512)
         slots = torch.randperm(NUM_BLOCKS * BLOCK_SIZE, generator=torch.Generator().manual_seed(0))
@@ -92,8 +125,11 @@ class TestWriteKv:
     def test_refusals(self, ops):
         kv = make_cache()
         k, v, slots = normal(2, KV_HEADS, 24), normal(2, KV_HEADS, 20), torch.tensor([0, 1])
-        with pytest.raises(UnsupportedOp, match="scales"):
-            ops.write_kv(k, v, kv, slots, k_scale=torch.ones(1))
+        for scale in (torch.ones(2), torch.ones(1).half(), torch.ones(2 * KV_HEADS)[::2]):
+            with pytest.raises(UnsupportedOp, match="scales"):
+                ops.write_kv(k, v, kv, slots, k_scale=scale)
+            with pytest.raises(UnsupportedOp, match="scales"):
+                ops.write_kv(k, v, kv, slots, v_scale=scale)
         with pytest.raises(UnsupportedOp, match="fp32"):
             ops.write_kv(k.to(torch.bfloat16), v, kv, slots)
         with pytest.raises(UnsupportedOp, match="int64"):
@@ -216,8 +252,7 @@ class TestSupports:
         ("change", "reason"),
         [
             ({"x_dtype": torch.bfloat16}, "fp32"),
-            ({"kv_dtype": torch.float8_e4m3fn}, "fp32, bf16 or fp16"),
-            ({"kv_scale": "head"}, "scales"),
+            ({"kv_dtype": torch.float8_e4m3fnuz}, "int8 or e4m3fn"),
             ({"layout": KVLayout.MLA}, "latent"),
             ({"rotary_dim": 65}, "even part"),
             ({"head_dim": 577, "rotary_dim": 64}, "576"),
