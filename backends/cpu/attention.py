@@ -38,12 +38,16 @@ class PagedAttentionArgs(ctypes.Structure):
     """Mirror of PagedAttentionArgs in native/attention.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("ctx", "q", "k", "v", "out", "lse", "sinks", "alibi_slopes")),
+        *((name, ctypes.c_void_p) for name in ("ctx", "q", "q_tail", "k", "v", "out", "lse", "sinks", "alibi_slopes")),
         *((name, ctypes.c_void_p) for name in ("k_scale", "v_scale")),
         *((name, ctypes.c_void_p) for name in ("query_start", "seq_lens", "block_table", "kv_start")),
         *((name, ctypes.c_int64) for name in ("num_requests", "table_width", "table_stride", "block_size")),
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "v_head_dim")),
-        *((name, ctypes.c_int64) for name in ("q_stride_t", "q_stride_h", "out_stride_t", "out_stride_h")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("q_stride_t", "q_stride_h", "tail_dim", "tail_stride_t", "tail_stride_h")
+        ),
+        *((name, ctypes.c_int64) for name in ("out_stride_t", "out_stride_h")),
         ("lse_stride_t", ctypes.c_int64),
         *((name, ctypes.c_int64) for name in ("k_stride_n", "k_stride_s", "k_stride_h", "k_stride_d")),
         *((name, ctypes.c_int64) for name in ("v_stride_n", "v_stride_s", "v_stride_h")),
@@ -79,7 +83,7 @@ class CpuStepPlan(StepPlan):
 
 
 class AttentionOps:
-    """The attention ops of one engine's context: `plan`, `paged_attention`, `attention`, `merge_attention`."""
+    """The attention ops of one engine's context: `plan`, attention over pages, rows and latents, `merge_attention`."""
 
     def __init__(self, context: NativeContext) -> None:
         self._context = context  # keeps its threads and scratch memory alive
@@ -89,8 +93,8 @@ class AttentionOps:
 
     def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
         """None when `op` runs natively at `spec`, else why not."""
-        if isinstance(spec, AttentionSpec) and op in ("paged_attention", "attention"):
-            return _supports_attention(spec)
+        if isinstance(spec, AttentionSpec) and op in ("paged_attention", "attention", "mla_attention"):
+            return _supports_attention(spec, latent=op == "mla_attention")
         if isinstance(spec, RowSpec) and op == "merge_attention":
             return None if spec.dtype == torch.float32 else Unsupported("attention outputs are fp32")
         return Unsupported(f"no native {op}")
@@ -137,8 +141,33 @@ class AttentionOps:
             raise UnsupportedOp("the CPU attention takes a plan and a KV cache of its own backend")
         scales = (*kv_scale(k_scale, kv.key_NSKD), *kv_scale(v_scale, kv.value_NSKD))
         self._attend(
-            q_THD, kv.key_NSKD, kv.value_NSKD, plan.batch, out, lse, causal, softmax_scale, window, softcap, sinks_H,
-            alibi_slopes_H, scales,
+            q_THD, kv.key_NSKD, kv.value_NSKD, plan.batch, out=out, lse=lse, causal=causal,
+            softmax_scale=softmax_scale, window=window, softcap=softcap, sinks_H=sinks_H,
+            alibi_slopes_H=alibi_slopes_H, scales=scales,
+        )  # fmt: skip
+
+    def mla_attention(
+        self,
+        q_latent_THC: torch.Tensor,
+        q_rope_THR: torch.Tensor,
+        kv: KVCache,
+        plan: StepPlan,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        softmax_scale: float,
+    ) -> None:
+        """Absorbed latent attention: one KV head whose keys are latents and rotary keys, and whose values the latents.
+
+        Raises:
+            UnsupportedOp: dtypes that supports() refused, or a plan that is not this backend's.
+        """
+        if not isinstance(plan, CpuStepPlan) or kv.key_NSKD is None:
+            raise UnsupportedOp("the CPU attention takes a plan and a KV cache of its own backend")
+        values_NSKC = kv.key_NSKD[..., : q_latent_THC.shape[2]]
+        self._attend(
+            q_latent_THC, kv.key_NSKD, values_NSKC, plan.batch, out=out, lse=lse, softmax_scale=softmax_scale,
+            q_tail_THR=q_rope_THR,
         )  # fmt: skip
 
     def attention(
@@ -169,8 +198,8 @@ class AttentionOps:
             query_start_loc.data_ptr(), 0, 0, kv_start_loc.data_ptr(), len(query_start_loc) - 1, 0, 0, 1,
         )  # fmt: skip
         self._attend(
-            q_THD, k_SKD[None], v_SKD[None], batch, out, lse, causal, softmax_scale, window, softcap, sinks_H, None,
-            NO_SCALES,
+            q_THD, k_SKD[None], v_SKD[None], batch, out=out, lse=lse, causal=causal, softmax_scale=softmax_scale,
+            window=window, softcap=softcap, sinks_H=sinks_H,
         )  # fmt: skip
 
     def merge_attention(
@@ -203,31 +232,32 @@ class AttentionOps:
         key_NSKD: torch.Tensor,
         value_NSKD: torch.Tensor,
         batch: tuple[int, ...],
+        *,
         out: torch.Tensor,
         lse: torch.Tensor | None,
-        causal: bool,
         softmax_scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks_H: torch.Tensor | None,
-        alibi_slopes_H: torch.Tensor | None,
-        scales: tuple[int, int, int, int],
+        causal: bool = True,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
+        alibi_slopes_H: torch.Tensor | None = None,
+        scales: tuple[int, int, int, int] = NO_SCALES,
+        q_tail_THR: torch.Tensor | None = None,
     ) -> None:
-        k_scale, k_scale_step, v_scale, v_scale_step = scales
         kv_dtype = KV_DTYPE_CODES.get(key_NSKD.dtype)
         if kv_dtype is None or value_NSKD.dtype != key_NSKD.dtype:
             raise UnsupportedOp(f"the CPU attention reads KV in fp32, bf16, fp16, int8 or e4m3fn, not {key_NSKD.dtype}")
-        if q_THD.dtype != torch.float32 or out.dtype != torch.float32:
+        if not q_THD.dtype == out.dtype == torch.float32:
             raise UnsupportedOp(f"the CPU attention computes in fp32; q is {q_THD.dtype}, out is {out.dtype}")
-        q_stride_t, q_stride_h, _ = q_THD.stride()
-        out_stride_t, out_stride_h, _ = out.stride()
+        k_scale, k_scale_step, v_scale, v_scale_step = scales
         self._paged_attention(
-            self._handle, q_THD.data_ptr(), key_NSKD.data_ptr(), value_NSKD.data_ptr(), out.data_ptr(),
-            0 if lse is None else lse.data_ptr(), _fp32_pointer(sinks_H), _fp32_pointer(alibi_slopes_H), k_scale,
-            v_scale, *batch, q_THD.shape[1], key_NSKD.shape[2], q_THD.shape[2], value_NSKD.shape[3],
-            q_stride_t, q_stride_h, out_stride_t, out_stride_h, 0 if lse is None else lse.stride(0),
-            *key_NSKD.stride(), *value_NSKD.stride()[:3], k_scale_step, v_scale_step, window or 0,
-            softmax_scale, softcap or 0.0, kv_dtype, causal,
+            self._handle, q_THD.data_ptr(), _fp32_pointer(q_tail_THR), key_NSKD.data_ptr(), value_NSKD.data_ptr(),
+            out.data_ptr(), 0 if lse is None else lse.data_ptr(), _fp32_pointer(sinks_H),
+            _fp32_pointer(alibi_slopes_H), k_scale, v_scale, *batch, q_THD.shape[1], key_NSKD.shape[2],
+            key_NSKD.shape[3], value_NSKD.shape[3], *q_THD.stride()[:2],
+            *((0, 0, 0) if q_tail_THR is None else (q_tail_THR.shape[2], *q_tail_THR.stride()[:2])),
+            *out.stride()[:2], 0 if lse is None else lse.stride(0), *key_NSKD.stride(), *value_NSKD.stride()[:3],
+            k_scale_step, v_scale_step, window or 0, softmax_scale, softcap or 0.0, kv_dtype, causal,
         )  # fmt: skip
 
 
@@ -245,21 +275,21 @@ def kv_scale(scale: torch.Tensor | None, cache_NSKD: torch.Tensor) -> tuple[int,
     return scale.data_ptr(), int(count > 1)
 
 
-def _fp32_pointer(x_H: torch.Tensor | None) -> int:
-    if x_H is None:
+def _fp32_pointer(x: torch.Tensor | None) -> int:
+    if x is None:
         return 0
-    if x_H.dtype != torch.float32:
-        raise UnsupportedOp(f"the CPU attention takes sinks and slopes in fp32, not {x_H.dtype}")
-    return x_H.data_ptr()
+    if x.dtype != torch.float32:
+        raise UnsupportedOp(f"the CPU attention takes queries, sinks and slopes in fp32, not {x.dtype}")
+    return x.data_ptr()
 
 
-def _supports_attention(spec: AttentionSpec) -> Unsupported | None:
+def _supports_attention(spec: AttentionSpec, *, latent: bool) -> Unsupported | None:
     if spec.q_dtype != torch.float32:
         return Unsupported(f"queries are fp32, not {spec.q_dtype}")
     if spec.kv_dtype not in KV_DTYPE_CODES:
         return Unsupported(f"KV is fp32, bf16, fp16, int8 or e4m3fn, not {spec.kv_dtype}")
-    if spec.layout is KVLayout.MLA:
-        return Unsupported("no native attention over a latent KV cache")
+    if (spec.layout is KVLayout.MLA) is not latent:
+        return Unsupported(f"{'latents' if latent else 'keys and values'} lie otherwise than in {spec.layout.name}")
     if spec.layout is KVLayout.HDN and spec.block_size % LANES:
         return Unsupported(f"keys in lanes need blocks of a multiple of {LANES} tokens, not {spec.block_size}")
     if not 1 <= spec.head_dim <= MAX_HEAD_DIM or not 1 <= spec.v_head_dim <= MAX_HEAD_DIM:

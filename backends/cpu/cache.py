@@ -10,6 +10,7 @@ builds CacheOps.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 
@@ -73,10 +74,10 @@ class CacheOps:
         """None when `op` runs natively at `spec`, else why not."""
         if not isinstance(spec, CacheSpec):
             return Unsupported(f"no native {op}")
-        if spec.layout is KVLayout.MLA:
-            return Unsupported("no native ops on a latent KV cache")
-        if op in ("copy_blocks", "gather_blocks", "scatter_blocks"):
+        if op.endswith("_blocks"):
             return None
+        if (spec.layout is KVLayout.MLA) is not (op == "write_mla"):
+            return Unsupported(f"no native {op} in layout {spec.layout.name}")
         return _supports_write(spec)
 
     def write_kv(
@@ -95,7 +96,9 @@ class CacheOps:
             UnsupportedOp: dtypes or scales that supports() refused.
             NativeError: a slot outside the cache.
         """
-        self._write(k_TKD, v_TKD, kv, slot_mapping_T, k_scale, v_scale, (0, 0, 0, 0), _NO_ROTARY, interleaved=False)
+        self._write(
+            k_TKD, v_TKD, _views(kv), slot_mapping_T, k_scale, v_scale, (0, 0, 0, 0), _NO_ROTARY, interleaved=False
+        )
 
     def rope_write_kv(
         self,
@@ -125,7 +128,26 @@ class CacheOps:
             q_THD.shape[1], cos_sin_PR.shape[1], cos_sin_PR.shape[0], *q_THD.stride()[:2], *out_q.stride()[:2],
             cos_sin_PR.stride(0),
         )  # fmt: skip
-        self._write(k_TKD, v_TKD, kv, slot_mapping_T, k_scale, v_scale, pointers, numbers, interleaved=interleaved)
+        self._write(
+            k_TKD, v_TKD, _views(kv), slot_mapping_T, k_scale, v_scale, pointers, numbers, interleaved=interleaved
+        )
+
+    def write_mla(
+        self, latent_TC: torch.Tensor, k_rope_TR: torch.Tensor, kv: KVCache, slot_mapping_T: torch.Tensor
+    ) -> None:
+        """Store each token's latent and rotary key side by side: a key and a value of one head that share a slot.
+
+        Raises:
+            UnsupportedOp: dtypes that supports() refused.
+            NativeError: a slot outside the cache.
+        """
+        if kv.key_NSKD is None or kv.layout is not KVLayout.MLA:
+            raise UnsupportedOp("the CPU write_mla takes a cache of latents")
+        views = kv.key_NSKD.split((latent_TC.shape[1], k_rope_TR.shape[1]), dim=3)
+        self._write(
+            latent_TC[:, None], k_rope_TR[:, None], views, slot_mapping_T, None, None, (0, 0, 0, 0), _NO_ROTARY,
+            interleaved=False,
+        )  # fmt: skip
 
     def copy_blocks(self, kv: KVCache, source_destination: torch.Tensor) -> None:
         """Copy whole blocks, pair after pair in order; [C, 2] int64.
@@ -157,7 +179,7 @@ class CacheOps:
         self,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        kv: KVCache,
+        views: Sequence[torch.Tensor],
         slots_T: torch.Tensor,
         k_scale: torch.Tensor | None,
         v_scale: torch.Tensor | None,
@@ -166,7 +188,7 @@ class CacheOps:
         *,
         interleaved: bool,
     ) -> None:
-        key, value = _views(kv)
+        key, value = views
         kv_dtype = KV_DTYPE_CODES.get(key.dtype)
         if kv_dtype is None or not k_TKD.dtype == v_TKD.dtype == torch.float32 or slots_T.dtype != torch.int64:
             raise UnsupportedOp(
@@ -199,8 +221,8 @@ class CacheOps:
 
 
 def _views(kv: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-    if kv.key_NSKD is None or kv.value_NSKD is None or kv.layout is KVLayout.MLA:
-        raise UnsupportedOp("the CPU cache ops take a cache of keys and values")
+    if kv.key_NSKD is None or kv.value_NSKD is None:
+        raise UnsupportedOp("the CPU cache ops take a cache of their own backend")
     return kv.key_NSKD, kv.value_NSKD
 
 

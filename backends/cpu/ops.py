@@ -31,9 +31,13 @@ class CpuOps(OpGroups):
             self.take(SamplingOps(context), ops=("sample",))
             self.take(
                 CacheOps(context),
-                ops=("write_kv", "rope_write_kv", "copy_blocks", "gather_blocks", "scatter_blocks"),
+                ops=("write_kv", "rope_write_kv", "write_mla", "copy_blocks", "gather_blocks", "scatter_blocks"),
             )
-            self.take(AttentionOps(context), ops=("paged_attention", "attention", "merge_attention"), besides=("plan",))
+            self.take(
+                AttentionOps(context),
+                ops=("paged_attention", "attention", "mla_attention", "merge_attention"),
+                besides=("plan",),
+            )
 
     def settle_weights(self) -> None:
         """Loading is done. Only weights of native products have anything to settle."""

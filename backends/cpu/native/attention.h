@@ -13,7 +13,8 @@
  * call may see are not read. */
 typedef struct PagedAttentionArgs {
     OctavoContext *ctx;
-    const float *q;              /* [T, H, D] */
+    const float *q;              /* [T, H, D], or [T, H, D - tail_dim] with q_tail */
+    const float *q_tail;         /* [T, H, tail_dim], the last elements of each query; or NULL */
     const void *k, *v;           /* [N, S, K, D], [N, S, K, Dv] of kv_dtype; keys in rows (k_stride_d 1) or in lanes */
     float *out;                  /* [T, H, Dv] */
     float *lse;                  /* [T, H], natural log, sinks included, or NULL */
@@ -27,6 +28,7 @@ typedef struct PagedAttentionArgs {
     int64_t num_requests, table_width, table_stride, block_size;
     int64_t num_heads, num_kv_heads, head_dim, v_head_dim;
     int64_t q_stride_t, q_stride_h;
+    int64_t tail_dim, tail_stride_t, tail_stride_h;
     int64_t out_stride_t, out_stride_h;
     int64_t lse_stride_t;
     int64_t k_stride_n, k_stride_s, k_stride_h, k_stride_d; /* in lanes: k_stride_s 1, block_size a multiple of 16 */

@@ -72,6 +72,7 @@ void cut(AttentionPlan *plan, int64_t limit, int64_t *total_cost) {
 bool valid(const PagedAttentionArgs *a) {
     if (a->num_heads < 1 || a->num_kv_heads < 1 || a->num_heads % a->num_kv_heads != 0) return false;
     if (a->head_dim < 1 || a->head_dim > kMaxHeadDim || a->v_head_dim < 1 || a->v_head_dim > kMaxHeadDim) return false;
+    if (a->q_tail && (a->tail_dim < 0 || a->tail_dim > a->head_dim)) return false;
     if (a->kv_dtype < OCTAVO_F32 || a->kv_dtype > OCTAVO_E4M3 || a->window < 0 || a->block_size < 1) return false;
     if ((a->block_table == nullptr) == (a->kv_start == nullptr)) return false;
     if (a->k_stride_d != 1 && (!a->block_table || a->k_stride_s != 1 || a->block_size % kLanes != 0)) return false;

@@ -17,6 +17,7 @@ from octavo.backends.cpu.attention import AttentionOps
 from octavo.core.backend.kv import AttentionMetadata, KVCache, KVCacheSpec, KVLayout, KVPool, torch_kv_view
 from octavo.core.backend.ops import StepPlan
 from octavo.core.backend.reference import attention as reference
+from octavo.core.backend.reference import mla as reference_mla
 from octavo.core.backend.specs import AttentionSpec, RowSpec
 from octavo.core.base.errors import UnsupportedOp
 
@@ -492,6 +493,39 @@ class TestMerge:
         assert torch.equal(lse_a, lse)
 
 
+class TestLatents:
+    """Absorbed latent attention against the reference in float64; queries come in two parts, wherever they lie."""
+
+    @pytest.mark.parametrize("isa", ISAS)
+    @pytest.mark.parametrize("dtype", [FP32, BF16, torch.float8_e4m3fn], ids=str)
+    @pytest.mark.parametrize(("heads", "rank", "rope"), [(3, 64, 16), (80, 32, 8), (2, 512, 64), (4, 20, 6)])
+    def test_equals_the_reference(self, isa: str, dtype: torch.dtype, heads: int, rank: int, rope: int) -> None:
+        shape = Shape(
+            ((1, 700), (5, 5), (70, 200), (1, 1)), heads=heads, kv_heads=1, head_dim=rank + rope, dtype=dtype,
+            layout=KVLayout.MLA, v_head_dim=rank,
+        )  # fmt: skip
+        spec = KVCacheSpec(1, rank + rope, 0, dtype, 16)
+        pool = KVPool(80, spec.block_bytes, torch.empty(80 * spec.block_bytes, dtype=torch.uint8))
+        kv = torch_kv_view(pool, spec, KVLayout.MLA)
+        assert kv.key_NSKD is not None
+        generator = torch.Generator().manual_seed(5)
+        kv.key_NSKD.copy_(torch.randn(kv.key_NSKD.shape, generator=generator))
+        wide = replace(shape, dtype=FP32, layout=KVLayout.HND)
+        meta = lay_out(wide, draw(wide)).meta
+        tokens = int(meta.query_start_loc[-1])
+        q_latent = torch.randn(tokens, heads, rank, generator=generator)
+        q_rope = torch.randn(tokens, heads, rope + 3, generator=generator)[..., :rope]
+        out, lse = torch.empty(tokens, heads, rank), torch.empty(tokens, heads)
+        ops = make_ops(2, isa)
+        ops.mla_attention(q_latent, q_rope, kv, ops.plan(meta), out=out, lse=lse, softmax_scale=0.1)
+        right, right_lse = out.double(), lse.double()
+        reference_mla.mla_attention(
+            q_latent.double(), q_rope.double(), kv, StepPlan(meta), out=right, lse=right_lse, softmax_scale=0.1
+        )
+        torch.testing.assert_close(out.double(), right, rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(lse.double(), right_lse, rtol=1e-5, atol=1e-5)
+
+
 class TestOneByte:
     """KV of one byte: what codes and scales stand for, by the reference in float64 over the same codes."""
 
@@ -537,7 +571,7 @@ class TestRefusals:
         for change, reason in (
             ({"q_dtype": BF16}, "queries are fp32"),
             ({"kv_dtype": torch.float8_e4m3fnuz}, "int8 or e4m3fn"),
-            ({"layout": KVLayout.MLA}, "latent"),
+            ({"layout": KVLayout.MLA}, "otherwise"),
             ({"layout": KVLayout.HDN, "block_size": 24}, "multiple of 16"),
             ({"head_dim": 577}, "576"),
             ({"num_heads": 5}, "no multiple"),
@@ -547,6 +581,7 @@ class TestRefusals:
             assert reason in refusal.reason
         assert ops.supports("merge_attention", RowSpec(64, BF16)) is not None
         assert ops.supports("mla_attention", self.SPEC) is not None
+        assert ops.supports("mla_attention", replace(self.SPEC, layout=KVLayout.MLA)) is None
 
     def test_calls(self, ops: AttentionOps) -> None:
         batch = lay_out(Shape(MIXED), draw(Shape(MIXED)))

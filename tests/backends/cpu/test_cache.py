@@ -12,6 +12,7 @@ from octavo.backends.cpu.elementwise import ElementwiseOps
 from octavo.backends.cpu.native import NativeError
 from octavo.core.backend.kv import KVCache, KVCacheSpec, KVLayout, KVPool, torch_kv_view
 from octavo.core.backend.reference import cache as reference
+from octavo.core.backend.reference import mla as reference_mla
 from octavo.core.backend.specs import CacheSpec
 from octavo.core.base.errors import UnsupportedOp
 
@@ -136,6 +137,45 @@ class TestWriteKv:
             ops.write_kv(k, v, kv, slots.int())
 
 
+class TestLatents:
+    """Latents and rotary keys, in one slot; every op that touches them against the reference."""
+
+    @staticmethod
+    def make(dtype, fill=7.0):
+        spec = KVCacheSpec(1, 24 + 8, 0, dtype, BLOCK_SIZE)
+        storage = torch.empty(NUM_BLOCKS * spec.block_bytes, dtype=torch.uint8)
+        kv = torch_kv_view(KVPool(NUM_BLOCKS, spec.block_bytes, storage), spec, KVLayout.MLA)
+        kv.key_NSKD.copy_(torch.full(kv.key_NSKD.shape, fill))
+        return kv
+
+    @pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e4m3fn], ids=str)
+    def test_writes_equal_the_reference(self, make_context, isa, dtype):
+        kv = self.make(dtype)
+        want = copy_of(kv)
+        wide = normal(6, 50)
+        latent, rope, slots = wide[:, :24], wide[:, 30:38], torch.tensor([29, -1, 0, 14])
+        CacheOps(make_context(2, isa)).write_mla(latent, rope, kv, slots)
+        reference_mla.write_mla(latent, rope, want, slots)
+        assert same_bits(kv, want)
+
+    def test_a_slot_outside_writes_nothing(self, ops):
+        kv = self.make(torch.float32)
+        want = copy_of(kv)
+        with pytest.raises(NativeError, match="out of range"):
+            ops.write_mla(normal(1, 24), normal(1, 8), kv, torch.tensor([NUM_BLOCKS * BLOCK_SIZE]))
+        assert same_bits(kv, want)
+
+    def test_blocks_are_copied(self, ops):
+        kv = self.make(torch.float32)
+        ops.write_mla(normal(5, 24), normal(5, 8), kv, torch.arange(5))
+        ops.copy_blocks(kv, torch.tensor([[0, 3]]))
+        assert torch.equal(kv.key_NSKD[3], kv.key_NSKD[0])
+
+    def test_a_cache_of_keys_and_values_is_refused(self, ops):
+        with pytest.raises(UnsupportedOp, match="latents"):
+            ops.write_mla(normal(1, 24), normal(1, 8), make_cache(), torch.tensor([0]))
+
+
 class TestRopeWriteKv:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("interleaved", [False, True])
@@ -253,7 +293,7 @@ class TestSupports:
         [
             ({"x_dtype": torch.bfloat16}, "fp32"),
             ({"kv_dtype": torch.float8_e4m3fnuz}, "int8 or e4m3fn"),
-            ({"layout": KVLayout.MLA}, "latent"),
+            ({"layout": KVLayout.MLA}, "layout MLA"),
             ({"rotary_dim": 65}, "even part"),
             ({"head_dim": 577, "rotary_dim": 64}, "576"),
         ],
