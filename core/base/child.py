@@ -9,9 +9,9 @@ Frames have a socket of their own, so that whatever a library prints can't be mi
 ends, however it ends, the socket closes, and `ends_with` on the other side ends the child. A deadline is one of
 time.monotonic; None waits as long as the other side lives.
 
-A terminal and a service manager send SIGINT and SIGTERM to parent and children alike, at any moment. Where the parent
-alone decides what becomes of the children, it starts them inside `signals_held`, and they call
-`leave_signals_to_parent`: so neither signal ends them, not even in the first instructions of their interpreter.
+A terminal and a service manager send SIGINT, SIGTERM and SIGHUP to parent and children alike, at any moment. Where the
+parent alone decides what becomes of the children, it starts them inside `signals_held`, and they call
+`leave_signals_to_parent`: so no signal ends them, not even in the first instructions of their interpreter.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _HEADER = struct.Struct("<I")
 _ENDING_S = 1.0
 """What a child has, after its connection closed, to give back its device."""
 
-_TO_THE_GROUP = (signal.SIGINT, signal.SIGTERM)
+_TO_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Round the start of a process by subprocess: SIGINT and SIGTERM wait until it calls `leave_signals_to_parent`.
+    """Round the start of a process by subprocess: these signals wait until it calls `leave_signals_to_parent`.
 
     They wait here too meanwhile, and are lost nowhere. (asyncio's way to start a process would not do: uvloop gives the
     process an empty mask.)
@@ -51,7 +51,7 @@ def signals_held() -> Iterator[None]:
 
 
 def leave_signals_to_parent() -> None:
-    """In a child, first of all: ignore SIGINT and SIGTERM, also those that were held back since its start."""
+    """In a child, first of all: ignore these signals, also those that were held back since its start."""
     for number in _TO_THE_GROUP:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_THE_GROUP)

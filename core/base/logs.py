@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -81,10 +82,14 @@ def form_in_use() -> str:
 
 
 def announce(message: str, level: int = logging.INFO) -> None:
-    """Say what must be said whatever the level: that the server serves, or why it ends."""
+    """Say what must be said whatever the level: that the server serves, or why it ends.
+
+    Whoever reads stderr may be gone, its disk full; that stops nothing.
+    """
     handler = _json_handler()
     if handler is None:
-        sys.stderr.write(f"octavo: {message}\n")
+        with suppress(OSError):
+            sys.stderr.write(f"octavo: {message}\n")
     else:
         handler.handle(logging.LogRecord("octavo", level, "", 0, message, (), None))
 

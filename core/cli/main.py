@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The process's exit code.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_standard_streams()
     try:
         return _dispatch(words)
     except UserError as error:
@@ -68,6 +69,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone: leave nothing for the interpreter to flush into the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
+
+
+def _open_standard_streams() -> None:
+    """Where whoever started us closed stdin, stdout or stderr: else a socket gets its number, and what is printed."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode))
 
 
 def _dispatch(words: list[str]) -> int:

@@ -4,10 +4,11 @@
     folder/from   PULL <── bound here ── engine process
     stdin         a Start; while it is open, the process knows that its front lives; a FAREWELL before it is closed
 
-The folder may be entered by this user alone, and is removed as soon as both sockets are connected. It is made after
-the process, which knows its name and removes it when this one dies: so nothing is left behind whichever of the two is
-killed, and when. Sending never waits: the sockets have no limit, since what is under way is bounded by the requests
-that are open, and a front that waited for an engine that waits for its front would hang both.
+The folder may be entered by this user alone, and is removed as soon as both sockets are connected, before the model is
+loaded. It is made after the process, which knows its name and removes it when this one dies: so nothing is left behind
+whichever of the two is killed, and when; if both are at one instant, from then on. Sending never waits: the sockets
+have no limit, since what is under way is bounded by the requests that are open, and a front that waited for an engine
+that waits for its front would hang both.
 """
 
 from __future__ import annotations
@@ -123,12 +124,13 @@ class EngineChannel:
         Raises:
             EngineDead: the process ended without a word.
         """
-        message = await self.receive()
+        connected = await self.receive()
+        assert isinstance(connected, messages.Connected)
         assert self._ended is not None
         while not self._outbox.poll(0, self._zmq.POLLOUT) and not self._ended.done():
             await asyncio.sleep(0.001)  # its socket is connected, and in a moment attached
         shutil.rmtree(self._folder, ignore_errors=True)
-        return message
+        return await self.receive()
 
     async def receive(self) -> messages.FromEngine:
         """The next message.

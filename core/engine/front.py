@@ -59,8 +59,11 @@ async def load_front(config: EngineConfig, channel: EngineChannel, send: Callabl
         UserError: what the process refuses to start with.
         EngineDead: it ended.
     """
-    text = await asyncio.to_thread(_text_side, config)
-    ready = await channel.receive_first()
+    receiving = asyncio.create_task(channel.receive_first())
+    try:
+        text, ready = await asyncio.gather(asyncio.to_thread(_text_side, config), receiving)
+    finally:
+        receiving.cancel()
     if isinstance(ready, messages.Failed):
         raise messages.error_of(ready)
     assert isinstance(ready, messages.Ready)

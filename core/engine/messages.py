@@ -85,6 +85,10 @@ class Stop(Struct, frozen=True, tag=True):
     """End the process."""
 
 
+class Connected(Struct, frozen=True, tag=True):
+    """Both sockets are connected, so that their folder may go; the model is still to be loaded."""
+
+
 class Ready(Struct, frozen=True, tag=True):
     """The model is loaded; max_model_len is what it came to."""
 
@@ -139,7 +143,7 @@ class StateRead(Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Abort | ResetPrefixCache | LoadAdapter | UnloadAdapter | ReadState | Stop
-FromEngine = Ready | Outputs | Refused | AdaptersChanged | StateRead | Failed
+FromEngine = Connected | Ready | Outputs | Refused | AdaptersChanged | StateRead | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -2,7 +2,7 @@
 
     stdin: a Start, then nothing but a FAREWELL; when it ends the front is gone, and so is the process, at once and
            whatever it does; without a farewell the front died, and this process says so, since nobody else can
-    folder/to  ── messages ──> [ receive, step, send ] ── messages ──> folder/from
+    folder/to  ── messages ──> [ receive, step, send ] ── messages ──> folder/from      Connected first of all
 
 Without work the loop sleeps until a message comes. What is wrong with one request goes back as a Refused, with an
 adapter as the answer to its call; anything else ends the process, after a Failed that carries the cause. Signals that a
@@ -167,6 +167,7 @@ def main(folder: Path) -> int:
         # In this order, so that a message from here proves that both are connected: the front then removes the folder.
         inbox.connect(f"ipc://{folder}/to")
         outbox.connect(f"ipc://{folder}/from")
+        outbox.send(messages.encode(messages.Connected()))
         try:
             _serve(start, inbox, outbox)
         except BaseException as error:

@@ -2,7 +2,7 @@
 
     bind the port ── fails at once if it is taken
     AsyncEngine   ── its own process; a wrong model or flag ends here, with one line
-    web server    ── until SIGINT, SIGTERM or the engine's end
+    web server    ── until SIGINT, SIGTERM, SIGHUP or the engine's end
     the door closes: new requests get 503
     replies in flight: drain_seconds to finish, none after a second signal; what is left ends with an error event
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import resource
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
@@ -47,7 +48,8 @@ BACKLOG = 1024
 CLOSE_SECONDS = 1.0
 """How long a client may take to read the end of its reply once there is no more to come."""
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends the server in order. SIGHUP comes when its terminal closes; under nohup it is ignored."""
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -70,6 +72,7 @@ def serve(config: EngineConfig, server: ServeConfig) -> int:
     check_certificate(server)
     read_keys(server)
     _warn_of_strangers(server)
+    _allow_connections()
     with listen(server) as listener:
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -90,6 +93,14 @@ def _check_extra() -> None:
         import zmq  # noqa: F401
     except ImportError as error:
         raise ConfigError("octavo serve needs its extra; pip install 'octavo[serve]'") from error
+
+
+def _allow_connections() -> None:
+    """As many open files as this machine lets a process have; the usual 1,024 are for programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # some systems take no number as large as their own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -283,7 +294,7 @@ def _cut_connections(web: uvicorn.Server) -> None:
 
 
 class _Signals:
-    """SIGINT and SIGTERM of this process. Made inside its event loop, which they outlive.
+    """SIGNALS of this process. Made inside its event loop, which they outlive.
 
     A loop's own handlers would go when it closes, and one more signal then kill a server that has ended in order.
 
@@ -295,7 +306,8 @@ class _Signals:
         self.first, self.second = asyncio.Event(), asyncio.Event()
         self._loop = asyncio.get_running_loop()
         for number in SIGNALS:
-            signal.signal(number, self._on_signal)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if not self._loop.is_closed():

@@ -197,9 +197,9 @@ def serve(chain_model: Path) -> Iterator[Callable[..., Serve]]:
     started: list[Serve] = []
     with ExitStack() as folders:
 
-        def start(*flags: str, model: str | None = None, port: int = 0, tmp: Path | None = None) -> Serve:
+        def start(*flags: str, model: str | None = None, **how: Any) -> Serve:
             folder = folders.enter_context(tempfile.TemporaryDirectory(prefix="t-"))  # short, for the sockets in it
-            started.append(Serve(Path(folder), model or str(chain_model), *flags, port=port, tmp=tmp))
+            started.append(Serve(Path(folder), model or str(chain_model), *flags, **how))
             return started[-1]
 
         yield start

@@ -24,18 +24,29 @@ FLAGS = (
 SECONDS = 60.0
 """How long anything may take on a busy machine, kernels built afresh included; what must be quick has its own limit."""
 
-ORPHAN_SECONDS = 5.0
-"""How long processes may outlive the server."""
+ORPHAN_SECONDS = 20.0
+"""How long processes may outlive the server, on a busy machine: it takes a tenth of a second."""
+
+QUICK_SECONDS = 20.0
+"""How long an end may take that must not wait for replies, on a busy machine; drains are told to take longer."""
 
 
 class Serve:
-    """One run of `octavo serve`, in a session and, unless it is told one, a temporary folder of its own."""
+    """One run of `octavo serve`, in a session and, unless it is told one, a temporary folder of its own.
 
-    def __init__(self, folder: Path, model: str, *flags: str, port: int = 0, tmp: Path | None = None) -> None:
+    Args:
+        shell: what a shell does in place of the run itself, which is "$@" there.
+    """
+
+    def __init__(
+        self, folder: Path, model: str, *flags: str, port: int = 0, tmp: Path | None = None, shell: str | None = None
+    ) -> None:
         self.folder, self._log = tmp or folder / "tmp", folder / "log"
         self.folder.mkdir(exist_ok=True)
         paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "octavo.core.cli.main", "serve", model, *FLAGS, "--port", str(port), *flags]
+        if shell is not None:
+            command = ["sh", "-c", shell, "sh", *command]
         with self._log.open("wb") as log:
             self._popen = subprocess.Popen(
                 command,
@@ -61,6 +72,14 @@ class Serve:
         self.wait_engine()
         return httpx.Client(base_url=line.split()[-1], timeout=SECONDS)
 
+    def wait_port(self) -> int:
+        """Where it listens, from when it does: before the model is loaded."""
+
+        def found() -> int | None:
+            return next((each.laddr.port for each in self.process.net_connections("tcp")), None)
+
+        return int(wait_for(found))
+
     def processes(self) -> list[psutil.Process]:
         """All that belong to this run and live: its session is its own."""
         return [each for each in psutil.process_iter() if self._is_ours(each)]
@@ -81,7 +100,10 @@ class Serve:
         while orphans := self.processes():
             assert time.monotonic() < deadline, f"orphans: {orphans}"
             time.sleep(0.02)
-        wait_for(lambda: list(self.folder.iterdir()) == [])
+        deadline = time.monotonic() + ORPHAN_SECONDS
+        while left := list(self.folder.iterdir()):
+            assert time.monotonic() < deadline, f"left in its temporary folder: {left}"
+            time.sleep(0.02)
         assert "Traceback" not in self.log(), self.log()
         return code
 
