@@ -31,7 +31,7 @@ class Grammars:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        compiler = GrammarCompiler(partial(_read_vocabulary, config))
+        compiler = GrammarCompiler(partial(_read_vocabulary, config), config.grammar_timeout_seconds)
         self.book = GrammarBook(compiler, config.grammar_timeout_seconds, config.num_threads)
 
     def mask(self, scheduled: SchedulerOutput) -> tuple[SchedulerOutput, dict[str, str]]:

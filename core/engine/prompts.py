@@ -82,7 +82,7 @@ class PromptReader:
         self._model = model
         self._grammar_timeout_s = grammar_timeout_seconds
         self._compiler = compiler or GrammarCompiler(
-            lambda: vocabulary_of(self._model.tokenizer, self._model.eos_token_ids)
+            lambda: vocabulary_of(self._model.tokenizer, self._model.eos_token_ids), grammar_timeout_seconds
         )
 
     def read(

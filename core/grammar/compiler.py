@@ -24,7 +24,8 @@ MAX_KEPT = 256
 """Compiled grammars; the one that was asked for longest ago goes first."""
 
 MAX_AT_ONCE = 2
-"""Compilations that run; others wait, within their own time."""
+"""Compilations that run: none can be ended, so these are the cores that the slowest forms can keep busy. Others wait,
+and those that wait longer than anybody waits for them never begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,12 @@ class GrammarCompiler:
 
     Args:
         read_vocabulary: called once, in a compiling thread. May raise UserError.
+        patience_s: how long a compilation may wait for its turn.
     """
 
-    def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(self, read_vocabulary: Callable[[], Vocabulary], patience_s: float = 10.0) -> None:
         self._read_vocabulary = read_vocabulary
+        self._patience_s = patience_s
         self._kept: OrderedDict[StructuredOutput, Compilation] = OrderedDict()
         self._lock = threading.Lock()
         self._reading = threading.Lock()
@@ -103,15 +106,23 @@ class GrammarCompiler:
             raise InvalidRequest(compilation.error, field=FIELD)
 
     def _compile(self, structured: StructuredOutput, result: Compilation) -> None:
+        if not self._places.acquire(timeout=self._patience_s):
+            with self._lock:  # who asks again begins anew
+                if self._kept.get(structured) is result:
+                    del self._kept[structured]
+            result.error = late(self._patience_s)
+            result.done.set()
+            return
         try:
-            with self._places:
-                result.matcher = self._matcher(structured)
+            result.matcher = self._matcher(structured)
         except UserError as error:
             result.error = str(error)
         except ImportError:
             result.error = "structured output needs llguidance; pip install 'octavo[structured]'"
         except BaseException as error:  # a panic of the library's is a BaseException
             result.error = f"the form of the reply can't be compiled: {type(error).__name__}: {str(error)[:500]}"
+        finally:
+            self._places.release()
         result.done.set()
 
     def _matcher(self, structured: StructuredOutput) -> Any:

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,28 @@ def test_a_compilation_that_takes_too_long_is_given_up_and_kept_for_later(compil
         slow.check(StructuredOutput(regex="a+"), 0.05)
     may_read.set()
     slow.check(StructuredOutput(regex="a+"), 10)
+
+
+def test_compilations_that_nobody_waits_for_any_more_do_not_begin() -> None:
+    """Else a burst of slow forms kept the cores busy long after its clients had been refused."""
+    may_read = threading.Event()
+
+    def read() -> Vocabulary:
+        may_read.wait(60)
+        return Vocabulary([b"a", b""], frozenset({1}), (1,), None, lambda text: [0] * len(text))
+
+    slow = GrammarCompiler(read, patience_s=0.05)
+    forms = [StructuredOutput(regex="a" * (1 + i)) for i in range(20)]
+    begun = [slow.start(form) for form in forms]
+    deadline = time.monotonic() + 60
+    while len(late := [each for each in begun if each.done.is_set()]) < 20 - compiler_module.MAX_AT_ONCE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert all("takes longer than" in str(each.error) for each in late)
+    may_read.set()
+    for each in begun:
+        assert each.done.wait(60)
+    slow.check(forms[-1], 60)
 
 
 def test_a_model_without_an_end_is_refused() -> None:
