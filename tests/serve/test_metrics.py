@@ -190,7 +190,7 @@ class TestGauges:
             assert now["vllm:num_requests_running"] == 4
             assert now["vllm:num_requests_waiting"] == 2
             assert 0 < now["vllm:kv_cache_usage_perc"] <= 1
-        server.wait_idle(2.0)
+        server.wait_idle()
         after = settled(server)
         assert [after[name] for name in IDLE] == [0, 0, 0]
         aborts = [now.of("octavo_requests_finished_total", finished_reason="abort") for now in (before, after)]
@@ -241,6 +241,13 @@ class TestGauges:
         after = settled(server)
         assert len(after.samples) <= before + 1
         assert after.of("octavo_http_requests_total", path="other", status="404") >= 21
+
+    def test_a_path_with_a_name_in_it_counts_under_its_route(self, server: Server) -> None:
+        for name in ("tiny", "other", "another"):
+            server.http.get(f"/v1/models/{name}")
+        after = settled(server)
+        assert after.of("octavo_http_requests_total", path="/v1/models/{model_id}", status="200") >= 1
+        assert after.of("octavo_http_requests_total", path="/v1/models/{model_id}", status="404") >= 2
 
 
 def test_tokens_computed_again_after_a_preemption_are_no_hits(chain_model: Path) -> None:

@@ -107,6 +107,8 @@ class Watch:
         try:
             await self._app(scope, receive, send_and_see)
         finally:
+            if exchange.path == OTHER:  # or a route with a parameter, such as a model's name
+                exchange.path = getattr(scope.get("route"), "path_format", OTHER)
             exchange.seconds = time.perf_counter() - started
             exchange.ended_ns = exchange.began_ns + int(exchange.seconds * 1e9)
             self._tell(exchange)
