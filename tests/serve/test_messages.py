@@ -229,10 +229,10 @@ def test_a_client_that_leaves_ends_its_request(scripted: Server, claude: anthrop
     before = scripted.stats().finished[FinishReason.ABORT]
     with claude.messages.stream(**by_client("Say loop", {"max_tokens": 100_000})) as stream:
         next(iter(stream.text_stream))
-    scripted.wait_idle(1.0)
+    scripted.wait_idle()
     with pytest.raises(anthropic.APITimeoutError):
         claude.with_options(timeout=0.2).messages.create(**by_client("Say loop", {"max_tokens": 100_000}))
-    scripted.wait_idle(1.0)
+    scripted.wait_idle()
     assert scripted.stats().finished[FinishReason.ABORT] == before + 2
 
 

@@ -90,7 +90,7 @@ def _check_item(events: list[dict[str, Any]], item: dict[str, Any]) -> None:
 
 
 def test_a_reply_and_its_usage(scripted: Server) -> None:
-    reply = ask(scripted, "Say plain", instructions="Be kind.")
+    reply = ask(scripted, "Say plain", instructions="Be kind.", extra_body={"cache_salt": "nobody has it cached"})
     assert (reply.object, reply.status, reply.model, reply.error) == ("response", "completed", "tiny", None)
     assert reply.id.startswith("resp_")
     assert reply.output_text == "Hello world!"
@@ -300,10 +300,10 @@ def test_a_client_that_leaves_ends_its_request(scripted: Server) -> None:
         if event.type == "response.output_text.delta":
             break
     stream.close()
-    scripted.wait_idle(1.0)
+    scripted.wait_idle()
     with pytest.raises(openai.APITimeoutError):
         scripted.client.with_options(timeout=0.2).responses.create(model="tiny", input="Say loop", temperature=0)
-    scripted.wait_idle(1.0)
+    scripted.wait_idle()
     assert scripted.stats().finished[FinishReason.ABORT] == before + 2
 
 

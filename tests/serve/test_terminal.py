@@ -74,7 +74,7 @@ def test_ctrl_c_ends_the_reply_and_its_request_and_ctrl_d_the_session(server):
         assert server.stats().num_running == 1
         terminal.type("\x03")
         terminal.wait_for(r"\[interrupted\]")
-        server.wait_idle(1.0)
+        server.wait_idle()
         terminal.wait_for("> ")
         terminal.type("half a line\x03")
         terminal.wait_for("Ctrl-D ends")
