@@ -30,7 +30,7 @@ from octavo.core.base.config import ServeConfig
 from octavo.core.engine.async_engine import AsyncEngine
 from octavo.core.serve import description, failures
 from octavo.core.serve.answers import IGNORED_HEADER
-from octavo.core.serve.body import JsonRoute
+from octavo.core.serve.body import Bodies, JsonRoute
 from octavo.core.serve.door import Door
 from octavo.core.serve.heads import Heads
 from octavo.core.serve.metrics.watch import Listener, Watch
@@ -89,7 +89,7 @@ def create_app(
     app.router.route_class = JsonRoute
     failures.install(app)
     settings = settings or ServeConfig()
-    app.state.max_body_bytes = settings.max_body_bytes
+    app.state.bodies = Bodies(settings.max_body_bytes)
     _surround(app, engine, settings, listeners)
     serving = Serving(engine, tuple(names), settings, version, int(time.time()))
     for install in ROUTES:

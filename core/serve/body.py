@@ -18,6 +18,9 @@ MAX_CONTAINERS = 1 << 20
 """Arrays and objects in one body. Each takes some 100 bytes and its share of the event loop's time: 32 MiB of `{}`
 would take a gigabyte, and stop every other request for seconds."""
 
+ALL_BYTES = 512 << 20
+"""Of the bodies that are on their way together: a thousand clients that never end theirs must not fill the memory."""
+
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -38,25 +41,47 @@ def _num_containers(data: bytes) -> int:
     return data.count(b"[") + data.count(b"{")
 
 
+class Bodies:
+    """Reads an app's bodies, and knows how much of them is on its way.
+
+    Args:
+        max_bytes: of one body.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._on_their_way = 0
+
+    async def read(self, request: Request) -> bytes:
+        """A request's body. Raises HTTPException 413, or 429 when too much is on its way."""
+        self._check(int(request.headers.get("content-length", 0)))  # a number: the connection's parser saw to that
+        parts: list[bytes] = []
+        num_bytes = 0
+        try:
+            async for part in request.stream():
+                parts.append(part)
+                num_bytes += len(part)
+                self._on_their_way += len(part)
+                self._check(num_bytes)
+        finally:
+            self._on_their_way -= num_bytes
+        return b"".join(parts)
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise HTTPException(413, f"the body has more than {self._max_bytes} bytes; send less")
+        if self._on_their_way > max(ALL_BYTES, self._max_bytes):
+            raise HTTPException(429, "too many bodies are on their way; come back later", {"Retry-After": "1"})
+
+
 class _JsonRequest(Request):
     """A request whose body is read as this module says."""
 
     async def body(self) -> bytes:
-        """The bytes of the body. Raises HTTPException 413."""
+        """The bytes of the body. Raises HTTPException as `Bodies` does."""
         if not hasattr(self, "_body"):
-            limit = self.app.state.max_body_bytes
-            num_bytes = int(self.headers.get("content-length", 0))  # checked by the parser
-            parts: list[bytes] = []
-            if num_bytes <= limit:
-                num_bytes = 0
-                async for part in self.stream():
-                    parts.append(part)
-                    num_bytes += len(part)
-                    if num_bytes > limit:
-                        break
-            if num_bytes > limit:
-                raise HTTPException(413, f"the body has more than {limit} bytes; send less")
-            self._body = b"".join(parts)
+            bodies: Bodies = self.app.state.bodies
+            self._body = await bodies.read(self)
         return self._body
 
     async def json(self) -> Any:

@@ -77,7 +77,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
-        body = error_body(str(error.detail), "invalid_request_error")
+        kind = "rate_limit_exceeded" if error.status_code == 429 else "invalid_request_error"
+        body = error_body(str(error.detail), kind)
         return error_response(request.url.path, error.status_code, body, error.headers)
 
     @app.exception_handler(Exception)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from octavo.core.base.config import ServeConfig
+from octavo.core.serve import body as body_module
 from octavo.core.serve.body import MAX_CONTAINERS
 from octavo.core.serve.connection import MAX_HEAD_BYTES
 from tests.serve.conftest import Server, error_of
@@ -30,6 +32,18 @@ def hasty(chain_model: Path) -> Iterator[Server]:
     """A server that waits three seconds for a request's bytes."""
     settings = ServeConfig(read_timeout_seconds=3.0)
     made = Server(str(chain_model), settings, tokenizer="smollm2", max_num_seqs=2)
+    made.start()
+    try:
+        made.wait_ready()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def narrow(chain_model: Path) -> Iterator[Server]:
+    """A server that takes bodies of a megabyte."""
+    made = Server(str(chain_model), ServeConfig(max_body_bytes=1 << 20), tokenizer="smollm2", max_num_seqs=2)
     made.start()
     try:
         made.wait_ready()
@@ -193,6 +207,25 @@ def test_a_body_that_takes_much_memory_is_refused(server: Server) -> None:
     text = json.dumps({"model": "tiny", "prompt": "ABC", "temperature": 0, "user": "{}" * MAX_CONTAINERS})
     response = server.http.post("/v1/completions", content=text, headers={"content-type": "application/json"})
     assert response.json()["choices"][0]["text"] == ANSWER, "brackets in a text are none"
+
+
+def test_bodies_that_never_end_do_not_fill_the_memory(narrow: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "ALL_BYTES", 1 << 20)
+    endless = POST + b"Content-Length: 600000\r\n\r\n" + b" " * 590_000
+    with ExitStack() as crowd:
+        connections = [crowd.enter_context(connect(narrow)) for _ in range(3)]
+        for connection in connections:
+            connection.sendall(endless)
+        refused, _, _ = select.select(connections, [], [], SECONDS)
+        answer = refused[0].recv(1 << 16)
+        assert b"HTTP/1.1 429 " in answer
+        assert b"retry-after: 1" in answer.lower()
+    # What the others held is free again once they have gone.
+    deadline = time.monotonic() + SECONDS
+    padded = ASK[:-1] + b', "user": "' + b"x" * 900_000 + b'"}'
+    while say(narrow, POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(padded) + padded)[0] != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 # -- unusual -----------------------------------------------------------------------------------------------------
