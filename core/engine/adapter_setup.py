@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from octavo.core.backend.device import DeviceBackend
 from octavo.core.backend.opset import OpSet
 from octavo.core.base.config import EngineConfig
 from octavo.core.engine.resolve import EngineSizes
-from octavo.core.lora.adapter import read_settings
+from octavo.core.lora.adapter import directory_of, read_settings
 from octavo.core.lora.slots import AdapterSlots
 
 SMALLEST_MAX_RANK = 16
@@ -33,7 +32,7 @@ def make_slots(
         return None
     max_rank = config.max_lora_rank
     if max_rank is None:
-        named = [read_settings(Path(path).expanduser()).max_rank for path in config.lora_modules.values()]
+        named = [read_settings(directory_of(path)).max_rank for path in config.lora_modules.values()]
         max_rank = max([SMALLEST_MAX_RANK, *named])
     return AdapterSlots(
         backend,

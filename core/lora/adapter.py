@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,6 +89,26 @@ class Adapter:
     def num_layers(self) -> int:
         """Layers that it adapts; a parameter that holds several experts counts as one."""
         return len(self.layers) + sum(len(pairs) for pairs in self.parameters.values())
+
+
+def directory_of(path: str) -> Path:
+    """The absolute directory that a path of an adapter means, `~` expanded.
+
+    Raises:
+        CheckpointError: the path is empty, no path of a file system, or begins with the home of a user who has none.
+    """
+    if not path:
+        raise CheckpointError("an adapter's path is empty; give a PEFT directory", field="lora_path")
+    try:
+        if "\0" in path:
+            raise ValueError
+        os.fsencode(path)
+        return Path(path).expanduser().absolute()
+    except (RuntimeError, ValueError) as error:  # RuntimeError: of expanduser; ValueError: unpaired surrogates too
+        raise CheckpointError(
+            "lora_path is no path on this machine; give a PEFT directory, with ~ for none but a user's home",
+            field="lora_path",
+        ) from error
 
 
 def read_settings(path: Path) -> LoraSettings:

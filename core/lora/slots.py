@@ -28,7 +28,7 @@ import torch
 from octavo.core.backend.device import DeviceBackend
 from octavo.core.backend.opset import OpSet
 from octavo.core.base.errors import BackendUnavailable, CheckpointError, ConfigError
-from octavo.core.lora.adapter import read_adapter
+from octavo.core.lora.adapter import directory_of, read_adapter
 from octavo.core.lora.embedding import EmbeddingAdapters
 from octavo.core.lora.experts import ExpertAdapters
 from octavo.core.lora.fit import Place, fit_adapter
@@ -201,9 +201,7 @@ class AdapterSlots:
             ConfigError: the device has no memory for its layers' slots.
             BackendUnavailable: --strict-backend or --deterministic, and the backend has no kernel for adapters.
         """
-        if not path:
-            raise CheckpointError("an adapter's path is empty; give a PEFT directory", field="lora_path")
-        directory = Path(path).expanduser().absolute()
+        directory = directory_of(path)
         adapter = read_adapter(directory)
         weights = fit_adapter(adapter, self._places, self._stacks, self._max_rank)
         self._make_ready(weights)

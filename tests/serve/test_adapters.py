@@ -13,6 +13,7 @@ import torch
 
 from octavo.core.base.config import ServeConfig
 from octavo.core.engine.async_engine import AsyncEngine
+from octavo.core.serve.answers import IGNORED_HEADER
 from octavo.core.serve.api import create_app
 from tests.fakes import tiny_models
 from tests.lora.packer import Lora, make_lora
@@ -42,9 +43,9 @@ def folder(model: torch.nn.Module, loras: list[Lora], tmp_path_factory: pytest.T
 class Client:
     """An app over a started engine, spoken to without a socket."""
 
-    def __init__(self, runner: asyncio.Runner, engine: AsyncEngine, *, allow: bool) -> None:
+    def __init__(self, runner: asyncio.Runner, engine: AsyncEngine, *, allow: bool, strict: bool = False) -> None:
         self._runner = runner
-        app = create_app(engine, ["tiny", "alias"], "0", ServeConfig(allow_lora_updates=allow))
+        app = create_app(engine, ["tiny", "alias"], "0", ServeConfig(allow_lora_updates=allow, strict_api=strict))
         self._http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test/v1")
 
     def get(self, path: str) -> httpx.Response:
@@ -139,3 +140,40 @@ def test_without_leave_nobody_changes_adapters(runner: asyncio.Runner, engine: A
     for path in ("load_lora_adapter", "unload_lora_adapter"):
         assert client.post(path, lora_name="a1", lora_path=str(folder / "a1")).status_code == 404
     assert client.complete("a0").status_code == 200
+
+
+@pytest.mark.parametrize("endpoint", ["load_lora_adapter", "unload_lora_adapter"])
+def test_a_field_that_nobody_knows_is_refused_by_a_strict_server(
+    runner: asyncio.Runner, engine: AsyncEngine, folder: Path, endpoint: str
+) -> None:
+    body = {"lora_name": "a1", "lora_path": str(folder / "a1")}
+    names = {info.name for info in engine.list_adapters()}
+    strict = Client(runner, engine, allow=True, strict=True)
+    refused = strict.post(endpoint, **body, load_in_place=True)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "load_in_place")
+    assert {info.name for info in engine.list_adapters()} == names
+
+
+def test_a_field_that_nobody_knows_is_named_in_a_header(client: Client, folder: Path) -> None:
+    loaded = client.post("load_lora_adapter", lora_name="a1", lora_path=str(folder / "a1"), load_in_place=True)
+    assert (loaded.status_code, loaded.headers[IGNORED_HEADER]) == (200, "load_in_place")
+    gone = client.post("unload_lora_adapter", lora_name="a1", lora_int_id=7)
+    assert (gone.status_code, gone.headers[IGNORED_HEADER]) == (200, "lora_int_id")
+
+
+@pytest.mark.parametrize(
+    "path", ["/no/SECRET/where", "~SECRET-nobody/a", "../SECRET/../../x", "SECRET\0", "/SECRET" * 500]
+)
+def test_a_refusal_quotes_neither_name_nor_path(client: Client, path: str) -> None:
+    """Nor does a path that can't be one end the engine."""
+    refused = client.post("load_lora_adapter", lora_name="SECRET", lora_path=path)
+    assert refused.status_code == 400
+    assert "SECRET" not in refused.text
+    assert "lora" in refused.json()["error"]["message"]
+    assert client.complete("a0").status_code == 200
+
+
+def test_a_name_that_is_not_loaded_is_not_quoted(client: Client) -> None:
+    refused = client.post("unload_lora_adapter", lora_name="it's SECRET" + "x" * 200)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")
+    assert "SECRET" not in refused.text
