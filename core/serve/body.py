@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
+
+from octavo.core.serve.answers import CLIENT_CLOSED_REQUEST
 
 MAX_DEPTH = 128
 """Of arrays and objects in each other: far from where code that follows them down would run out of stack."""
@@ -53,7 +56,7 @@ class Bodies:
         self._on_their_way = 0
 
     async def read(self, request: Request) -> bytes:
-        """A request's body. Raises HTTPException 413, or 429 when too much is on its way."""
+        """A request's body. Raises HTTPException 413, 429 when too much is on its way, 499 where its client left."""
         self._check(int(request.headers.get("content-length", 0)))  # a number: the connection's parser saw to that
         parts: list[bytes] = []
         num_bytes = 0
@@ -63,6 +66,8 @@ class Bodies:
                 num_bytes += len(part)
                 self._on_their_way += len(part)
                 self._check(num_bytes)
+        except ClientDisconnect as error:
+            raise HTTPException(CLIENT_CLOSED_REQUEST, "the client left in the middle of its body") from error
         finally:
             self._on_their_way -= num_bytes
         return b"".join(parts)

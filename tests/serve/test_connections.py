@@ -6,6 +6,7 @@ import json
 import os
 import select
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from octavo.core.serve import body as body_module
 from octavo.core.serve.body import MAX_CONTAINERS
 from octavo.core.serve.connection import MAX_HEAD_BYTES
 from tests.serve.conftest import Server, error_of
+from tests.serve.scrapes import scrape
 
 SECONDS = 60.0
 ASK = json.dumps({"model": "tiny", "prompt": "ABC", "temperature": 0}).encode()
@@ -326,8 +328,25 @@ def test_a_client_that_vanishes_in_its_body_is_forgotten(server: Server) -> None
     for cut in range(1, len(ASK), 7):
         with connect(server) as connection:
             connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(ASK) + ASK[:cut])
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # RST
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # RST
     assert server.complete("ABC", temperature=0).choices[0].text == ANSWER
+
+
+def test_a_client_that_leaves_in_its_body_is_counted_as_gone(server: Server) -> None:
+    before = left_in_body(server)
+    with connect(server) as connection:
+        connection.sendall(POST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(ASK))
+        assert b"100 Continue" in connection.recv(4096)
+    deadline = time.monotonic() + SECONDS
+    while left_in_body(server) <= before:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def left_in_body(server: Server) -> int:
+    """Completions whose client left, as /metrics counts them."""
+    labels = frozenset({("path", "/v1/completions"), ("status", "499")})
+    return int(scrape(server.http).samples.get(("octavo_http_requests_total", labels), 0))
 
 
 def test_the_page_of_the_description_runs_nothing(server: Server) -> None:
