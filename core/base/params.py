@@ -50,7 +50,8 @@ class SamplingParams:
     Attributes:
         n: how many independent choices to generate for the prompt.
         max_tokens: upper limit of generated tokens; None fills what max_model_len leaves; 0 only scores the prompt.
-        min_tokens: no EOS id, stop id or stop string ends the choice before this many tokens.
+        min_tokens: no EOS id, stop id or stop string ends the choice before this many tokens, unless its form leaves
+            nothing else.
         temperature: 0 is greedy (ties take the lowest id); values below 1e-5 are treated as 0.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches top_p; in (0, 1].

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from octavo.core.base.errors import InvalidRequest, NeverFits
 from octavo.core.base.lora import LoRARequest
 from octavo.core.base.params import SamplingParams
-from octavo.core.base.structured import FIELD
+from octavo.core.base.structured import FIELD, StructuredOutput
 from octavo.core.engine.grammars import vocabulary_of
 from octavo.core.engine.observer import RequestReport
 from octavo.core.engine.wire import EngineRequest
@@ -204,9 +204,13 @@ class PromptReader:
             params = params.with_(bad_words_token_ids=(*params.bad_words_token_ids, *possible))
         params.validate(self._model.vocab_size)
         if params.structured is not None:
-            self._tokenizer(FIELD)
-            self._compiler.check(params.structured, self._grammar_timeout_s)
+            self.check_form(params.structured)
         return params
+
+    def check_form(self, structured: StructuredOutput) -> None:
+        """Wait until a reply's form is compiled. Raises InvalidRequest where it can't be had."""
+        self._tokenizer(FIELD)
+        self._compiler.check(structured, self._grammar_timeout_s)
 
     def _tokenizer(self, field: str) -> Tokenizer:
         if self._model.tokenizer is None:

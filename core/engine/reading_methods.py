@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from octavo.core.base.params import SamplingParams
+from octavo.core.base.structured import StructuredOutput
 from octavo.core.engine.prompts import Message, Prompt, PromptReader, RequestOptions
 from octavo.core.engine.wire import EngineRequest
 
@@ -44,6 +45,14 @@ class AsyncReadingMethods(abc.ABC):
             InvalidRequest: the model has no tokenizer, or the text is far too long.
         """
         return await asyncio.to_thread(self._reader.text_ids, text, add_special_tokens=add_special_tokens)
+
+    def check_form(self, structured: StructuredOutput) -> None:
+        """Wait until a reply's form is compiled; blocks, so it is for a thread.
+
+        Raises:
+            InvalidRequest: it can't be had.
+        """
+        self._reader.check_form(structured)
 
     async def read_prompts(
         self,

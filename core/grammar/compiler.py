@@ -10,6 +10,7 @@ llguidance imported, when the first form comes.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -19,6 +20,9 @@ from typing import Any
 from octavo.core.base.errors import InvalidRequest, UserError
 from octavo.core.base.structured import FIELD, StructuredOutput
 from octavo.core.grammar.forms import grammar_of
+from octavo.core.grammar.reasons import reason_of
+
+logger = logging.getLogger(__name__)
 
 MAX_KEPT = 256
 """Compiled grammars; the one that was asked for longest ago goes first."""
@@ -54,6 +58,11 @@ class Compilation:
     done: threading.Event = field(default_factory=threading.Event)
     matcher: Any = None
     error: str | None = None
+    is_late: bool = False  # it was given up, and says nothing about the form
+
+
+class FormTooSlow(InvalidRequest):
+    """A form takes too long to compile; it may be right."""
 
 
 class GrammarCompiler:
@@ -97,11 +106,14 @@ class GrammarCompiler:
         """Wait until a form is compiled.
 
         Raises:
-            InvalidRequest: it can't be honoured, with the compiler's reason; or it takes longer than timeout_s.
+            FormTooSlow: it takes longer than timeout_s.
+            InvalidRequest: it can't be honoured, with the reason.
         """
         compilation = self.start(structured)
         if not compilation.done.wait(timeout_s):
-            raise InvalidRequest(late(timeout_s), field=FIELD)
+            raise FormTooSlow(late(timeout_s), field=FIELD)
+        if compilation.is_late:
+            raise FormTooSlow(late(self._patience_s), field=FIELD)
         if compilation.error is not None:
             raise InvalidRequest(compilation.error, field=FIELD)
 
@@ -110,7 +122,7 @@ class GrammarCompiler:
             with self._lock:  # who asks again begins anew
                 if self._kept.get(structured) is result:
                     del self._kept[structured]
-            result.error = late(self._patience_s)
+            result.error, result.is_late = late(self._patience_s), True
             result.done.set()
             return
         try:
@@ -120,7 +132,8 @@ class GrammarCompiler:
         except ImportError:
             result.error = "structured output needs llguidance; pip install 'octavo[structured]'"
         except BaseException as error:  # a panic of the library's is a BaseException
-            result.error = f"the form of the reply can't be compiled: {type(error).__name__}: {str(error)[:500]}"
+            logger.debug("a form could not be compiled", exc_info=error)
+            result.error = f"the form of the reply can't be compiled: {reason_of(str(error))}"
         finally:
             self._places.release()
         result.done.set()
@@ -139,8 +152,7 @@ class GrammarCompiler:
             if not matcher.is_error():
                 return matcher
             messages = [matcher.get_error()]
-        said = "; ".join(" ".join(message.split()) for message in messages)
-        raise InvalidRequest(f"the form of the reply can't be honoured: {said[:700]}", field=FIELD)
+        raise InvalidRequest(f"the form of the reply can't be honoured: {reason_of(messages[0])}", field=FIELD)
 
 
 def late(timeout_s: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.structured import FIELD, StructuredOutput
+from octavo.core.grammar.reasons import reason_of
 from octavo.core.grammar.schema import allows_any_object, allows_any_value, check_keywords
 
 SPACE = r"[ \n]|\n[ \t]{1,12}"
@@ -110,7 +111,7 @@ def _of_grammar(text: str) -> str:
     try:
         lark: str = any_to_lark(text)
     except Exception as error:  # its parser raises bare exceptions
-        raise InvalidRequest(f"grammar is not EBNF that can be read: {error}", field=FIELD) from error
+        raise InvalidRequest(f"grammar is not EBNF that can be read: {reason_of(str(error))}", field=FIELD) from error
     return lark
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -23,3 +24,13 @@ def apply_masks(logits_RV: torch.Tensor, masks: Mapping[int, bytes]) -> None:
     denied = torch.from_numpy(denied_MV).to(logits_RV.device)
     for denied_V, row in zip(denied, masks, strict=True):
         logits_RV[row].masked_fill_(denied_V, -torch.inf)
+
+
+def allows_others(mask: bytes, ids: npt.NDArray[np.int64]) -> bool:
+    """Whether a mask allows any token besides these.
+
+    Shapes: ids [I], none twice.
+    """
+    bits_V = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+    known = ids[ids < len(bits_V)]
+    return int(bits_V.sum()) > int(bits_V[known].sum())

@@ -142,7 +142,7 @@ def _edit(logits_RV: torch.Tensor, rows: Sequence[SamplingRow], masks: Mapping[i
     failed: dict[int, str] = {}
     for i, row in enumerate(rows):
         try:
-            row.edit(logits_RV[i])
+            row.edit(logits_RV[i], masks.get(i))
         except Exception as error:  # a logits processor is the caller's code
             failed[i] = f"a logits processor failed: {type(error).__name__}: {error}"
     if masks:

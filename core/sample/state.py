@@ -18,6 +18,7 @@ import torch
 
 from octavo.core.base.params import MAX_SEED, SamplingParams
 from octavo.core.sample.bad_words import BadWords
+from octavo.core.sample.bitmask import allows_others
 from octavo.core.sample.penalties import TokenCounts
 
 
@@ -88,8 +89,12 @@ class SamplingRow:
         """Whether this step's token is simply the most likely one."""
         return self.params.greedy and not self.edits_logits
 
-    def edit(self, logits_V: torch.Tensor) -> None:
-        """Apply, in place, everything of this row but its penalties: processors, allowed ids, bias, blocked ids.
+    def edit(self, logits_V: torch.Tensor, mask: bytes | None = None) -> None:
+        """Apply, in place, everything of this row but penalties and mask: processors, allowed ids, bias, blocked ids.
+
+        Args:
+            mask: a bit for each token that the row's grammar allows. Where it leaves only ids that end the choice,
+                these are not held back: the form goes before min_tokens.
 
         Raises whatever a logits processor raises.
         """
@@ -105,7 +110,7 @@ class SamplingRow:
             ids = _index(self._bias_ids, logits_V)
             logits_V[ids] += torch.from_numpy(self._bias).to(logits_V.device)
         blocked = np.array(self._bad_words.blocked(self.output_token_ids), dtype=np.int64)
-        if self.holds_back_end:
+        if self.holds_back_end and (mask is None or allows_others(mask, self._end_ids)):
             blocked = np.concatenate([blocked, self._end_ids])
         if len(blocked):
             # A tokenizer may know more ids than the model has logits.

@@ -110,6 +110,8 @@ class Request:
     def ends_with(self, token_id: int) -> FinishReason | None:
         """Why the choice ends with the output token that was appended last; None while it goes on."""
         num_outputs = len(self.output_token_ids)
-        if token_id in self.end_token_ids and num_outputs > self.sampling.min_tokens:
+        # Before min_tokens an end is drawn only where the form of the reply leaves nothing else.
+        may_end = num_outputs > self.sampling.min_tokens or self.sampling.structured is not None
+        if may_end and token_id in self.end_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if num_outputs >= self.max_tokens else None

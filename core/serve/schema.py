@@ -203,6 +203,14 @@ class GenerationRequest(CheckedRequest):
         options = self.stream_options.model_extra if self.stream_options is not None else None
         return sorted([*super().ignored_fields(), *(f"stream_options.{name}" for name in options or {})])
 
+    @property
+    def form_field(self) -> str:
+        """The field that sets the form of the reply, where one does."""
+        guided = (name for name in type(self).model_fields if name.startswith("guided_"))
+        if (given := next((name for name in guided if getattr(self, name) is not None), None)) is not None:
+            return given
+        return "structured_outputs" if self.structured_outputs else "response_format"
+
     def sampling(self, **more: Any) -> SamplingParams:
         """What the engine is asked for. Raises InvalidRequest."""
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}

@@ -145,9 +145,16 @@ def test_bans_hold_inside_the_grammar(llm: LLM) -> None:
         assert reply(llm, form, bad_words=["yes", "y", "ye"], seed=seed).text == "no"
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_a_form_that_is_complete_ends_before_min_tokens(llm: LLM, penalty: float) -> None:
+    form = StructuredOutput(choice=("yes", "no"))
+    done = reply(llm, form, min_tokens=20, max_tokens=30, repetition_penalty=penalty)
+    assert (done.finish_reason, done.text in ("yes", "no")) == (FinishReason.STOP, True)
+
+
 @pytest.mark.parametrize(
     "fields",
-    [{"min_tokens": 20}, {"allowed_token_ids": [100]}, {"bad_words": ["yes", "no", "y", "n", "ye"]}],
+    [{"allowed_token_ids": [100]}, {"bad_words": ["yes", "no", "y", "n", "ye"]}],
 )
 def test_a_combination_that_leaves_nothing_ends_with_an_error(llm: LLM, fields: dict[str, Any]) -> None:
     outputs = llm.generate(

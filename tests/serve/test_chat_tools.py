@@ -408,7 +408,7 @@ def test_a_request_may_bring_its_template_where_the_server_allows_it(talker: Ser
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": named("other")}, "tool_choice.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [tool("f", {"type": "string"})], "tool_choice": "required"}, "tools"),
+        ({"tools": [tool("f", {"type": "string"})], "tool_choice": "required"}, "tools[0].function.parameters"),
         ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0]"),

@@ -12,7 +12,7 @@ from tests.serve.conftest import Server
 UNTESTED = {
     "/v1/chat/completions": {"metadata"},
     "/v1/responses": {
-        "cache_salt", "chat_template_kwargs", "frequency_penalty", "ignore_eos", "min_p", "min_tokens",
+        "chat_template_kwargs", "frequency_penalty", "ignore_eos", "min_p", "min_tokens",
         "presence_penalty", "priority", "repetition_penalty", "seed", "stop", "stream_options", "top_k",
     },
     "/v1/messages": {"chat_template_kwargs", "output_config", "priority", "temperature", "top_k", "top_p"},

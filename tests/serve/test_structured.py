@@ -91,13 +91,19 @@ def test_a_choice_with_more_logprobs_than_it_allows_tokens(server: Server) -> No
     [
         ("structured_outputs", {"regex": "foo**"}, "repeats a repetition"),
         ("structured_outputs", {"regex": "("}, "unclosed group"),
-        ("structured_outputs", {"json": {"type": "strange"}}, "Invalid type"),
+        ("structured_outputs", {"json": {"type": "strange"}}, "a type is none of null"),
         ("structured_outputs", {"json": {"type": "array", "uniqueItems": True}}, "'uniqueItems'"),
         ("structured_outputs", {"grammar": "start: missing"}, "missing"),
         ("structured_outputs", {"choice": []}, "choice"),
         ("structured_outputs", {"regex": "a", "choice": ["a"]}, "exactly one"),
         ("structured_outputs", {"whitespace_pattern": "x", "json": {}}, "give one of json, json_object"),
         ("guided_choice", [], "choice"),
+        ("guided_regex", "(", "unclosed group"),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "strange"}}},
+            "a type is none of null",
+        ),
         ("response_format", {"type": "xml"}, "json_schema"),
         ("response_format", {}, "json_schema"),
         ("response_format", {"type": "json_schema"}, "schema"),
@@ -119,15 +125,65 @@ def test_a_form_that_cannot_be_honoured_is_a_400_with_the_reason(
     assert server.complete("ABC", max_tokens=2).choices[0].text  # its neighbours and the server go on
 
 
+SPOILT = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(Zanzibar"}}, "required": ["a"]}
+FINE = {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
+def test_a_tool_whose_schema_cannot_be_honoured_is_named(scripted: Server, fields: dict[str, Any]) -> None:
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in (("fine", FINE), ("spoilt", SPOILT))
+    ]
+    error = scripted.refusal("chat/completions", messages=MESSAGES, tools=tools, **fields)
+    assert error["param"] == "tools[1].function.parameters"
+    assert "unclosed group" in error["message"]
+    assert "Zanzibar" not in error["message"]
+    assert len(error["message"]) < 250
+
+
+def test_so_it_is_in_the_words_of_the_other_apis(scripted: Server) -> None:
+    ask: dict[str, Any] = {"model": "tiny", "max_tokens": 5, "messages": MESSAGES}
+    tool = {"name": "spoilt", "input_schema": SPOILT}
+    reply = scripted.http.post("/v1/messages", json={**ask, "tools": [tool], "tool_choice": {"type": "any"}})
+    assert reply.status_code == 400
+    assert "tools[0].input_schema" in reply.json()["error"]["message"]
+    function = {"type": "function", "name": "spoilt", "parameters": SPOILT}
+    error = scripted.refusal("responses", input="Hi", tools=[function], tool_choice="required")
+    assert error["param"] == "tools[0].parameters"
+    format_ = {"type": "json_schema", "name": "x", "schema": SPOILT}
+    assert scripted.refusal("responses", input="Hi", text={"format": format_})["param"].startswith("text.format")
+
+
 def test_two_forms_are_one_too_many(server: Server) -> None:
     both: dict[str, Any] = {"response_format": {"type": "json_object"}, "guided_regex": "a"}
     assert "give one" in server.refusal(prompt="ABC", **both)["message"]
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_that_ends_goes_before_min_tokens(server: Server, path: str, stream: bool) -> None:
+    reply = server.post(
+        path, prompt="ABC", messages=MESSAGES, max_tokens=30, min_tokens=20, stream=stream, n=2,
+        structured_outputs={"choice": ["yes"]},
+    )  # fmt: skip
+    assert reply.status_code == 200, reply.text
+    assert reply.text.count('"finish_reason":"stop"') == 2
+    assert "error" not in reply.text
+
+
+def test_a_form_that_may_go_on_does_so_until_min_tokens(server: Server) -> None:
+    reply = server.post(
+        "completions", prompt="ABC", max_tokens=30, min_tokens=12, temperature=0, structured_outputs={"regex": "[ab]+"}
+    ).json()
+    assert reply["usage"]["completion_tokens"] >= 12
+    assert re.fullmatch("[ab]+", reply["choices"][0]["text"])
 
 
 def test_a_combination_that_leaves_nothing_is_an_error_and_no_hang(server: Server) -> None:
     with pytest.raises(openai.APIStatusError, match="no token is left") as raised:
         server.client.completions.create(
             model="tiny", prompt="ABC", max_tokens=30,
-            extra_body={"structured_outputs": {"choice": ["yes"]}, "min_tokens": 20},
+            extra_body={"structured_outputs": {"choice": ["yes"]}, "allowed_token_ids": [0]},
         )  # fmt: skip
     assert raised.value.status_code == 500

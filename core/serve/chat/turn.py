@@ -19,16 +19,19 @@ import msgspec
 
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.params import SamplingParams
-from octavo.core.base.structured import StructuredOutput
+from octavo.core.base.structured import FIELD, StructuredOutput
 from octavo.core.engine.prompts import Message
+from octavo.core.grammar.compiler import FormTooSlow
 from octavo.core.serve.chat.schema import ChatCompletionRequest
 from octavo.core.serve.serving import Serving
+from octavo.core.serve.tools.blame import blame_schemas
 from octavo.core.serve.tools.calls import Tools
 from octavo.core.serve.tools.choice import ToolChoice, ToolUse, read_choice
 from octavo.core.serve.tools.deltas import ToolParser
 from octavo.core.serve.tools.demand import Calls, demanded, framed, strict
 from octavo.core.serve.tools.registry import ReplyFormat
 from octavo.core.serve.tools.writing import writable, writing_of
+from octavo.core.serve.wording import worded
 from octavo.core.text.tokenizer import Tokenizer
 
 END_TOKENS = 32
@@ -98,7 +101,31 @@ async def read_turn(
         variables=variables,
     )
     said = _words(messages[-1]) if continue_final_message else None
-    return await asyncio.to_thread(_turn, serving, token_ids, params, use, source or "", said)
+    return await asyncio.to_thread(_checked_turn, serving, token_ids, params, use, source or "", said, tools or ())
+
+
+def _checked_turn(
+    serving: Serving,
+    token_ids: list[int],
+    params: SamplingParams,
+    use: ToolUse,
+    source: str,
+    said: str | None,
+    tools: Sequence[Mapping[str, Any]],
+) -> ChatTurn:
+    """The turn, whose form can be had. Raises InvalidRequest, which names the tool at fault."""
+    try:
+        turn = _turn(serving, token_ids, params, use, source, said)
+        if turn.params.structured is not None:
+            serving.engine.check_form(turn.params.structured)
+    except FormTooSlow:
+        raise
+    except InvalidRequest:
+        is_loose = params.structured is None and not use.must_call
+        held = (use.callable or {}).keys() - (use.loose if is_loose else set())
+        blame_schemas(tools, held, serving.engine.check_form)
+        raise
+    return turn
 
 
 def _turn(
@@ -124,18 +151,19 @@ async def turn_of(serving: Serving, body: ChatCompletionRequest) -> ChatTurn:
     """The turn that a body of chat completions asks for. Raises InvalidRequest."""
     body.refuse_unsupported()
     params = body.sampling_params()
-    turn = await read_turn(
-        serving,
-        body.messages,
-        params,
-        tools=body.tools,
-        tool_choice=body.tool_choice,
-        parallel_tool_calls=body.allows_several_calls,
-        add_generation_prompt=body.begins_turn,
-        continue_final_message=bool(body.continue_final_message),
-        chat_template=body.chat_template,
-        variables=body.template_variables(),
-    )
+    with worded({FIELD: body.form_field}):
+        turn = await read_turn(
+            serving,
+            body.messages,
+            params,
+            tools=body.tools,
+            tool_choice=body.tool_choice,
+            parallel_tool_calls=body.allows_several_calls,
+            add_generation_prompt=body.begins_turn,
+            continue_final_message=bool(body.continue_final_message),
+            chat_template=body.chat_template,
+            variables=body.template_variables(),
+        )
     cut = body.truncated(turn.token_ids, serving.engine.max_model_len, params.max_tokens)
     return replace(turn, token_ids=cut)
 

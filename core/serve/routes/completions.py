@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
 
+from octavo.core.base.structured import FIELD
 from octavo.core.serve.completions.prompts import prompts_of
 from octavo.core.serve.completions.reply import CompletionReply
 from octavo.core.serve.completions.schema import CompletionRequest
 from octavo.core.serve.generation import answer
 from octavo.core.serve.serving import Serving
+from octavo.core.serve.wording import worded
 
 
 def install(app: FastAPI, serving: Serving) -> None:
@@ -23,4 +25,5 @@ def install(app: FastAPI, serving: Serving) -> None:
         params = body.sampling_params()
         prompts = await prompts_of(engine, body)
         reply = CompletionReply(body.model, engine.tokenizer, body)
-        return await answer(engine, request, body, prompts, params, reply, adapter)
+        with worded({FIELD: body.form_field}):
+            return await answer(engine, request, body, prompts, params, reply, adapter)

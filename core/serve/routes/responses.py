@@ -23,6 +23,7 @@ WORDS = {
     "tool_choice.allowed_tools": "tool_choice",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
+    "structured_outputs": "text.format",
     "max_tokens": "max_output_tokens",
     "messages": "input",
 }

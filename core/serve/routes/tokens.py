@@ -15,6 +15,7 @@ from fastapi import FastAPI, Response
 from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.lora import LoRARequest
 from octavo.core.base.params import SamplingParams
+from octavo.core.base.structured import FIELD
 from octavo.core.engine.prompts import RequestOptions
 from octavo.core.engine.wire import EngineRequest
 from octavo.core.serve.answers import headers_of
@@ -26,6 +27,7 @@ from octavo.core.serve.failures import json_response
 from octavo.core.serve.schema import GenerationRequest
 from octavo.core.serve.serving import Serving
 from octavo.core.serve.token_schema import DetokenizeRequest, TokenizeRequest
+from octavo.core.serve.wording import worded
 from octavo.core.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -61,9 +63,9 @@ def install(app: FastAPI, serving: Serving) -> None:
         """What a completion would ask of the engine, for each of its prompts."""
         adapter = serving.admit(body)
         body.refuse_unsupported()
-        requests = await engine.read_prompts(
-            await prompts_of(engine, body), body.sampling_params(), **_options(body, adapter)
-        )
+        params, prompts = body.sampling_params(), await prompts_of(engine, body)
+        with worded({FIELD: body.form_field}):
+            requests = await engine.read_prompts(prompts, params, **_options(body, adapter))
         return json_response([_shown(body, each) for each in requests], headers=headers_of(body.ignored_fields()))
 
     @app.post("/v1/chat/completions/render")

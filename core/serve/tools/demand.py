@@ -141,7 +141,7 @@ class _Rules:
         """Add the rule `calls`; before them any words may come where it says so."""
         writing, before, first = calls.writing, self.items(calls.writing.before), "call"
         for i, (name, schema) in enumerate(calls.tools.items()):
-            self.add(f"arguments_{i}", f"%json {_arguments_json({} if name in calls.loose else schema)}")
+            self.add(f"arguments_{i}", f"%json {arguments_json({} if name in calls.loose else schema)}")
         self._add_alternatives("call", calls.tools, writing.call)
         if behind_words:
             opening, *head = (*writing.before, *writing.call)[: max(1, len(writing.before))]
@@ -184,7 +184,7 @@ class _Rules:
         self.add(name, " | ".join(f"{name}_{i}" for i in range(len(marks))))
 
 
-def _arguments_json(schema: Mapping[str, Any]) -> str:
+def arguments_json(schema: Mapping[str, Any]) -> str:
     """A tool's schema as a grammar holds it: without arguments that it does not name, unless it says that there may be
     some, since models that may write any write on and on. Raises InvalidRequest."""
     kind = schema.get("type", "object")
