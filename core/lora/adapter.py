@@ -119,6 +119,8 @@ def read_settings(path: Path) -> LoraSettings:
     """
     file = path / CONFIG_FILE
     try:
+        if file.exists() and not file.is_file():  # a pipe would be waited for
+            raise CheckpointError(f"{file} is no regular file; give a PEFT adapter's directory", field="lora")
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         cause = error.strerror or error

@@ -256,7 +256,7 @@ class _Reader:
     def layers_pattern(self) -> tuple[str, ...]:
         """Names of lists of layers; none: any."""
         value = self._values.get("layers_pattern") or ()
-        several = (value,) if isinstance(value, str) else tuple(value)
+        several = tuple(value) if isinstance(value, list | tuple) else (value,)
         for pattern in several:
             self._check_regex("layers_pattern", pattern)
         return several

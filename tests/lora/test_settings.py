@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from octavo.core.base.errors import CheckpointError
+from octavo.core.lora.adapter import read_settings
 from octavo.core.lora.settings import LoraSettings
 from tests.fakes import tiny_models
 
@@ -105,6 +108,9 @@ def test_what_peft_writes_is_read(tmp_path):
         ("target_modules", "q_proj("),
         ("target_modules", [1]),
         ("layers_to_transform", ["0"]),
+        ("layers_pattern", 5),
+        ("layers_pattern", True),
+        ("layers_pattern", {"layers": 1}),
         ("use_rslora", "yes"),
         ("lora_alpha", 1e300),
     ],
@@ -124,6 +130,17 @@ def test_a_pattern_that_takes_for_ever_is_an_error_within_a_second(tmp_path, fie
     with pytest.raises(CheckpointError, match="takes more than"):
         settings.selects("model.layers.0.self_attn.q_proj_of_a_long_name_that_goes_on")
     assert time.monotonic() - started < 5
+
+
+def test_a_pipe_in_place_of_the_config_is_an_error_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "adapter_config.json")
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_settings, tmp_path)
+        try:
+            with pytest.raises(CheckpointError, match="no regular file"):
+                reading.result(timeout=10)
+        finally:
+            os.close(os.open(tmp_path / "adapter_config.json", os.O_RDWR | os.O_NONBLOCK))  # whoever waits goes on
 
 
 def test_unknown_fields_that_say_nothing_are_let_through(tmp_path):
