@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -397,6 +398,28 @@ def test_a_request_may_bring_its_template_where_the_server_allows_it(talker: Ser
         assert talker.refusal("chat/completions", messages=user, chat_template=evil)["param"] in (
             "messages", "chat_template",
         )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def coder(scripted_model: Path) -> Iterator[Server]:
+    """A server that reads calls which nothing but their content tells from words."""
+    made = Server(str(scripted_model), ServeConfig(tool_call_parser="qwen3_coder"))
+    made.start()
+    try:
+        made.wait_ready()
+        yield made
+    finally:
+        made.stop()
+
+
+def test_strict_is_refused_where_nothing_can_hold_it(coder: Server) -> None:
+    tools = [tool("f", ZONE), {"type": "function", "function": {**tool("g", ZONE)["function"], "strict": True}}]
+    given: dict[str, Any] = {"messages": [{"role": "user", "content": "Say plain"}], "max_tokens": 3}
+    error = coder.refusal("chat/completions", tools=tools, **given)
+    assert error["param"] == "tools[1].function.strict"
+    assert "tool_choice required" in error["message"]
+    assert coder.post("chat/completions", tools=tools[:1], **given).status_code == 200
+    assert coder.post("chat/completions", tools=tools, tool_choice="required", **given).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from octavo.core.base.errors import InvalidRequest
 from octavo.core.base.structured import StructuredOutput
 from octavo.core.grammar.forms import grammar_of
 from octavo.core.serve.tools.calls import Tools
-from octavo.core.serve.tools.demand import Calls, demanded, framed, strict
+from octavo.core.serve.tools.demand import Calls, can_hold_strict, demanded, framed, strict
 from octavo.core.serve.tools.registry import CALL_FORMATS, REASONING_FORMATS, ReplyFormat
 from octavo.core.serve.tools.writing import OLDER_DEEPSEEK, OLDER_MISTRAL, WRITINGS, Writing, writable
 from tests.serve.test_tool_parsers import joined
@@ -207,9 +207,23 @@ def test_strict_tools_leave_words_free_and_hold_calls(vocabulary: Vocabulary, na
         assert vocabulary.accepts(held, words + right + between + right) is (name != "deepseek_v3")
 
 
-def test_formats_that_tell_calls_by_their_content_are_not_held() -> None:
-    for name in ("llama3_json", "gemma"):
-        assert strict(Calls(TOOLS, WRITINGS[name], False), ReplyFormat(name, None), {}.get, inside=False) is None
+def test_strict_calls_of_llama_are_the_only_objects(vocabulary: Vocabulary) -> None:
+    name = "llama3_json"
+    held = strict(Calls(TOOLS, WRITINGS[name], False), ReplyFormat(name, None), vocabulary.ids.get, inside=False)
+    assert held is not None
+    call = '{"name": "f", "parameters": %s}'
+    right, wrong = call % '{"zone": "CET"}', call % '{"zone": "EST"}'
+    for text in ("", "Words, {} and\n[lists]", right, f"{right}; {right}"):
+        assert vocabulary.accepts(held, text), text
+    for text in (wrong, f" \n{wrong}", f"Words <|python_tag|>{wrong}", f"{right}; {wrong}", f"{right} {wrong}"):
+        assert not vocabulary.accepts(held, text), text
+
+
+@pytest.mark.parametrize("name", ["gemma", "pythonic", "qwen3_coder", None])
+def test_formats_whose_calls_look_like_words_are_not_held(name: str | None) -> None:
+    form = ReplyFormat(name, None)
+    assert not can_hold_strict(form)
+    assert strict(Calls(TOOLS, WRITINGS["gemma"], False), form, {}.get, inside=False) is None
 
 
 FORMS: dict[str, tuple[StructuredOutput, str, str]] = {

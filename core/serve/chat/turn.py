@@ -24,11 +24,11 @@ from octavo.core.engine.prompts import Message
 from octavo.core.grammar.compiler import FormTooSlow
 from octavo.core.serve.chat.schema import ChatCompletionRequest
 from octavo.core.serve.serving import Serving
-from octavo.core.serve.tools.blame import blame_schemas
+from octavo.core.serve.tools.blame import blame_schemas, refuse_strict
 from octavo.core.serve.tools.calls import Tools
 from octavo.core.serve.tools.choice import ToolChoice, ToolUse, read_choice
 from octavo.core.serve.tools.deltas import ToolParser
-from octavo.core.serve.tools.demand import Calls, demanded, framed, strict
+from octavo.core.serve.tools.demand import Calls, can_hold_strict, demanded, framed, strict
 from octavo.core.serve.tools.registry import ReplyFormat
 from octavo.core.serve.tools.writing import writable, writing_of
 from octavo.core.serve.wording import worded
@@ -114,27 +114,36 @@ def _checked_turn(
     tools: Sequence[Mapping[str, Any]],
 ) -> ChatTurn:
     """The turn, whose form can be had. Raises InvalidRequest, which names the tool at fault."""
+    settings = serving.settings
+    form = ReplyFormat.of(settings.tool_call_parser, settings.reasoning_parser, source)
+    is_loose = params.structured is None and not use.must_call
+    held = (use.callable or {}).keys() - (use.loose if is_loose else set())
+    if is_loose and held and not can_hold_strict(form):
+        refuse_strict(tools, held)
     try:
-        turn = _turn(serving, token_ids, params, use, source, said)
+        turn = _turn(serving, token_ids, params, use, source, said, form)
         if turn.params.structured is not None:
             serving.engine.check_form(turn.params.structured)
     except FormTooSlow:
         raise
     except InvalidRequest:
-        is_loose = params.structured is None and not use.must_call
-        held = (use.callable or {}).keys() - (use.loose if is_loose else set())
         blame_schemas(tools, held, serving.engine.check_form)
         raise
     return turn
 
 
 def _turn(
-    serving: Serving, token_ids: list[int], params: SamplingParams, use: ToolUse, source: str, said: str | None
+    serving: Serving,
+    token_ids: list[int],
+    params: SamplingParams,
+    use: ToolUse,
+    source: str,
+    said: str | None,
+    form: ReplyFormat,
 ) -> ChatTurn:
     """The turn of a prompt; `said` is what the message has that it goes on with. Raises InvalidRequest."""
-    tokenizer, settings = serving.engine.tokenizer, serving.settings
+    tokenizer = serving.engine.tokenizer
     assert tokenizer is not None  # it has just read the chat
-    form = ReplyFormat.of(settings.tool_call_parser, settings.reasoning_parser, source)
     form = _held(form, use, params)
     if said is None:
         prompt_end = tokenizer.decode(token_ids[-END_TOKENS:], skip_special_tokens=False)
@@ -223,8 +232,7 @@ def _structured(
     params: SamplingParams, form: ReplyFormat, use: ToolUse, tokenizer: Tokenizer, source: str, prompt_end: str
 ) -> StructuredOutput | None:
     """The form of the whole reply, of calls, reasoning and the form that was asked for; None for free text."""
-    has_strict = use.callable is not None and not use.callable.keys() <= use.loose
-    is_strict = has_strict and writable(form) == form  # calls that are no JSON are read, and not held to anything
+    is_strict = use.callable is not None and not use.callable.keys() <= use.loose
     if params.structured is None and not use.must_call and not is_strict:
         return None
 

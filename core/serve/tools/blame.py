@@ -1,4 +1,4 @@
-"""Which tool is at fault where the form of a reply can't be had: its schema is tried by itself."""
+"""Which tool is at fault where calls can't be held to their schemas: each schema is tried by itself."""
 
 from __future__ import annotations
 
@@ -37,3 +37,18 @@ def blame_schemas(
         except InvalidRequest as error:
             place = f"tools[{i}].function.parameters"
             raise InvalidRequest(f"{place}: {error}", field=place) from error
+
+
+def refuse_strict(tools: Sequence[Mapping[str, Any]], held: Collection[str]) -> None:
+    """Refuse a strict tool of a reply that may call, in a format whose calls can't be held then.
+
+    Raises:
+        InvalidRequest: its field is tools[i].function.strict, of the first that is held.
+    """
+    i = next(i for i, tool in enumerate(tools) if tool["function"]["name"] in held)
+    place = f"tools[{i}].function.strict"
+    raise InvalidRequest(
+        f"{place} can't be kept where the model itself chooses whether to call, in the way in which this model writes "
+        "calls; give tool_choice required or the tool's name, or leave strict out",
+        field=place,
+    )

@@ -12,6 +12,7 @@ that is a special token is named by its id.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,8 +23,9 @@ from octavo.core.grammar.forms import JSON_OPTIONS
 from octavo.core.grammar.schema import check_keywords
 from octavo.core.serve.tools import harmony
 from octavo.core.serve.tools.calls import Tools
+from octavo.core.serve.tools.llama3_json import TAG
 from octavo.core.serve.tools.registry import ReplyFormat
-from octavo.core.serve.tools.writing import Parts, Slot, Writing
+from octavo.core.serve.tools.writing import PLAIN_JSON, WRITINGS, Parts, Slot, Writing
 
 ANY_TEXT = r"(?s:.*)"
 ANYTHING = f"/{ANY_TEXT}/"
@@ -79,19 +81,35 @@ def framed(
     return _checked(lambda: replace(wanted, frame=rules.text("answer" if calls is None else "calls | answer")))
 
 
+def can_hold_strict(form: ReplyFormat) -> bool:
+    """Whether `strict` has a form for replies that are written so."""
+    writing = WRITINGS.get(form.calls or "")
+    return form.is_harmony or (writing is not None and (writing.may_follow_text or form.calls == PLAIN_JSON))
+
+
 def strict(calls: Calls, form: ReplyFormat, token_of: TokenOf, *, inside: bool) -> StructuredOutput | None:
     """The form of a reply that may say anything, whose calls are right. Arguments and errors as above.
 
     Returns:
-        None where the format tells a call from an answer in JSON by its content alone.
+        None where the format has no beginning of calls that words could be told by.
     """
     if form.is_harmony:  # whose calls and answers are messages of their own
         return framed(StructuredOutput(regex=ANY_TEXT), calls, form, token_of, inside=inside)
-    if not calls.writing.may_follow_text:
+    if not can_hold_strict(form):
         return None
+    if form.calls == PLAIN_JSON:
+        return _bare(calls, form, token_of, inside=inside)
     rules = _Rules(form, token_of, inside=inside)
     rules.add_calls(calls, behind_words=True)
     return _checked(lambda: StructuredOutput(grammar=rules.text(f"calls | {ANYTHING}?")))
+
+
+def _bare(calls: Calls, form: ReplyFormat, token_of: TokenOf, *, inside: bool) -> StructuredOutput:
+    """Llama's calls begin as any object does, so where they must be right no words begin so."""
+    rules = _Rules(form, token_of, inside=inside)
+    rules.add_calls(calls)
+    rules.add("WORDS", rf"/(?s:\s*[^{{\s].*)/ & ~/(?s:.*{re.escape(TAG)}.*)/")
+    return _checked(lambda: StructuredOutput(grammar=rules.text("calls | WORDS?")))
 
 
 def _checked(make: Callable[[], StructuredOutput]) -> StructuredOutput:
