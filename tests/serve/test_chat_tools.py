@@ -403,13 +403,7 @@ def test_a_request_may_bring_its_template_where_the_server_allows_it(talker: Ser
 @pytest.fixture(scope="module")
 def coder(scripted_model: Path) -> Iterator[Server]:
     """A server that reads calls which nothing but their content tells from words."""
-    made = Server(str(scripted_model), ServeConfig(tool_call_parser="qwen3_coder"))
-    made.start()
-    try:
-        made.wait_ready()
-        yield made
-    finally:
-        made.stop()
+    yield from running(Server(str(scripted_model), ServeConfig(tool_call_parser="qwen3_coder")))
 
 
 def test_strict_is_refused_where_nothing_can_hold_it(coder: Server) -> None:

@@ -9,18 +9,6 @@ import pytest
 from tests.serve.compatibility import BODIES, PAGE, WITHOUT_EFFECT, page, rows, sources_of_tests
 from tests.serve.conftest import Server
 
-UNTESTED = {
-    "/v1/chat/completions": {"metadata"},
-    "/v1/responses": {
-        "chat_template_kwargs", "frequency_penalty", "ignore_eos", "min_p", "min_tokens",
-        "presence_penalty", "priority", "repetition_penalty", "seed", "stop", "stream_options", "top_k",
-    },
-    "/v1/messages": {"chat_template_kwargs", "output_config", "priority", "temperature", "top_k", "top_p"},
-    "/v1/embeddings": {"priority", "prompt_name"},
-    "/tokenize": {"chat_template", "chat_template_kwargs", "continue_final_message", "tools"},
-}  # fmt: skip
-"""Fields that no test uses; the page shows them as such. To be emptied."""
-
 RIGHT: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x", "max_tokens": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
@@ -37,7 +25,7 @@ def test_the_page_is_what_the_code_says() -> None:
 def test_what_is_supported_is_tested(path: str) -> None:
     uses = sources_of_tests()
     untested = {name for name, supported, used in rows(path, BODIES[path], uses) if supported == "yes" and not used}
-    assert untested == UNTESTED.get(path, set())
+    assert untested == set()
 
 
 @pytest.mark.parametrize("path", RIGHT)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,27 @@ def test_every_form_of_input(vectors: Server, expected: LLM, given: Any, encodin
         assert found == output.outputs.embedding
     tokens = sum(len(output.prompt_token_ids) for output in outputs)
     assert (reply.usage.prompt_tokens, reply.usage.total_tokens) == (tokens, tokens)
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """minilm with a prompt by name."""
+    from octavo.core.load.demos import locate_demo
+
+    folder = tmp_path_factory.mktemp("prompted") / "minilm"
+    shutil.copytree(locate_demo("minilm"), folder)
+    named = {"prompts": {"query": "query: "}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(named), encoding="utf-8")
+    yield from running(str(folder))
+
+
+def test_a_prompt_by_name_stands_before_the_text(prompted: Server) -> None:
+    named = prompted.post("embeddings", input=TEXTS[0], prompt_name="query", priority=1)
+    assert named.status_code == 200, named.text
+    written = prompted.post("embeddings", input=f"query: {TEXTS[0]}", priority=-1)
+    assert named.json()["data"] == written.json()["data"]
+    assert named.json()["data"] != prompted.post("embeddings", input=TEXTS[0]).json()["data"]
+    assert prompted.refusal("embeddings", input=TEXTS[0], priority=10**30)["param"] == "priority"
 
 
 def test_dimensions(vectors: Server, expected: LLM) -> None:
