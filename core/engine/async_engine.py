@@ -15,29 +15,27 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar
 
 from octavo.core.base.config import EngineConfig
-from octavo.core.base.errors import EngineDead, InvalidRequest, OctavoError
-from octavo.core.base.lora import LoRARequest
+from octavo.core.base.errors import EngineDead, OctavoError
 from octavo.core.base.metrics import SchedulerStats
-from octavo.core.base.params import FinishReason, SamplingParams
+from octavo.core.base.params import FinishReason
 from octavo.core.engine import messages
 from octavo.core.engine.adapter_calls import AdapterDesk, AsyncAdapterMethods
 from octavo.core.engine.call_stream import CallStream
 from octavo.core.engine.channel import EngineChannel
 from octavo.core.engine.front import Front, load_front
+from octavo.core.engine.generating_methods import AsyncGeneratingMethods
 from octavo.core.engine.observer import Observer, RequestReport
 from octavo.core.engine.output_processor import OutputProcessor
-from octavo.core.engine.outputs import RequestOutput
 from octavo.core.engine.pooling_calls import PoolingCall, PoolingDoor
 from octavo.core.engine.pooling_methods import AsyncPoolingMethods
-from octavo.core.engine.prompts import Message, Prompt, PromptReader, RequestOptions
-from octavo.core.engine.reading_methods import AsyncReadingMethods
+from octavo.core.engine.prompts import PromptReader
 from octavo.core.engine.state_calls import AsyncStateMethods
 from octavo.core.engine.wire import EngineRequest
 from octavo.core.load.resolve import resolve_model
@@ -51,7 +49,7 @@ Result = TypeVar("Result")
 NOT_STARTED = "the engine was not started; use `async with` or await start()"
 
 
-class AsyncEngine(AsyncReadingMethods, AsyncPoolingMethods, AsyncAdapterMethods, AsyncStateMethods):
+class AsyncEngine(AsyncGeneratingMethods, AsyncPoolingMethods, AsyncAdapterMethods, AsyncStateMethods):
     """A model in its own process, for one event loop.
 
         async with AsyncEngine("smollm2") as engine:
@@ -144,83 +142,6 @@ class AsyncEngine(AsyncReadingMethods, AsyncPoolingMethods, AsyncAdapterMethods,
         """The engine's gauges and totals, as of its last step."""
         return self._started.stats
 
-    async def generate(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue one prompt, yielding what each step brought. Closing the iterator ends the request.
-
-        Args:
-            prompt: a string or a list of token ids.
-            sampling_params: None takes the defaults; logits_processors can't cross processes.
-            options: see RequestOptions.
-
-        Raises:
-            InvalidRequest: before anything is yielded; the engine goes on.
-            EngineDead: the engine ended.
-        """
-        async with aclosing(self.generate_many([prompt], sampling_params, **options)) as pieces:
-            async for _, piece in pieces:
-                yield piece
-
-    async def generate_many(
-        self,
-        prompts: Sequence[Prompt],
-        sampling_params: SamplingParams | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """Continue several prompts at once, yielding (index of the prompt, piece) as they come.
-
-        Arguments and errors are those of `generate`; when one prompt is refused, none goes on.
-        """
-        read = await self._reading(sampling_params, options)
-        stream = await self._submit(prompts, read, every_piece=True, report=options.get("report"))
-        try:
-            while (item := await stream.next()) is not None:
-                yield item
-        finally:
-            self._drop(stream)
-
-    async def complete(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> RequestOutput:
-        """Continue one prompt to its end; arguments and errors are those of `generate`."""
-        (output,) = await self.complete_many([prompt], sampling_params, **options)
-        return output
-
-    async def complete_many(
-        self,
-        prompts: Sequence[Prompt],
-        sampling_params: SamplingParams | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> list[RequestOutput]:
-        """Continue several prompts to their ends, in the order given; as `generate_many` otherwise."""
-        read = await self._reading(sampling_params, options)
-        stream = await self._submit(prompts, read, every_piece=False, report=options.get("report"))
-        return await self._complete(stream)
-
-    async def chat(
-        self,
-        messages_: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        lora_request: LoRARequest | None = None,
-        **template_arguments: Any,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Reply to one conversation, as `generate` does; template_arguments are those of `ChatTemplate.render`."""
-        token_ids = await self.read_chat(messages_, **template_arguments)
-        options: RequestOptions = {"priority": priority, "cache_salt": cache_salt, "lora_request": lora_request}
-        async with aclosing(self.generate(token_ids, sampling_params, **options)) as pieces:
-            async for piece in pieces:
-                yield piece
-
     async def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, before any request that is made after this call."""
         self._send(messages.ResetPrefixCache())
@@ -269,36 +190,6 @@ class AsyncEngine(AsyncReadingMethods, AsyncPoolingMethods, AsyncAdapterMethods,
         read = partial(self._pooling.read, priority=priority)
         stream = await self._submit(call.inputs, read, every_piece=False, report=report)
         return call.finish(await self._complete(stream))
-
-    async def _reading(
-        self, sampling_params: SamplingParams | None, options: RequestOptions
-    ) -> Callable[[str, Prompt], EngineRequest]:
-        """How prompts of a generating call are read; their adapter is there afterwards."""
-        params = sampling_params or SamplingParams()
-        if params.logits_processors:
-            raise InvalidRequest(
-                "logits_processors run in the engine's own process only; use LLM for them", field="logits_processors"
-            )
-        reader, adapter = self._started.reader, options.get("lora_request")
-        salt, priority = options.get("cache_salt"), options.get("priority", 0)
-        if adapter is not None:
-            await self._desk.ensure(adapter)
-        name = None if adapter is None else adapter.lora_name
-
-        def read(request_id: str, prompt: Prompt) -> EngineRequest:
-            request = reader.read(request_id, prompt, params, priority=priority, cache_salt=salt)
-            return request if name is None else dataclasses.replace(request, adapter=name)
-
-        return read
-
-    async def _complete(self, stream: CallStream) -> list[RequestOutput]:
-        """Wait for the ends of a call's requests."""
-        try:
-            while await stream.next() is not None:
-                pass
-            return [self._started.processor.result(request_id) for request_id in stream.places]
-        finally:
-            self._drop(stream)
 
     async def _submit(
         self,
