@@ -10,6 +10,7 @@ on with the state it had. The engine is the only one to talk to it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from octavo.core.base.structured import StructuredOutput
 from octavo.core.grammar.compiler import Compilation, GrammarCompiler, late
 from octavo.core.sched.policy import Reason
 from octavo.core.sched.request import Request
+
+logger = logging.getLogger(__name__)
 
 WAIT_S = 0.005
 """How long a step without work waits for a grammar before it looks for news."""
@@ -106,4 +109,6 @@ class GrammarBook:
 
 
 def _trouble(state: Any) -> str:
-    return f"the reply's grammar can't be followed any further: {' '.join(state.get_error().split())[:500]}"
+    """Why a choice can't go on; the library's own words hold pieces of the form and of the reply."""
+    logger.debug("a grammar can't be followed: %s", state.get_error())
+    return "the reply's grammar can't be followed any further, it is too complex; make it smaller or simpler"

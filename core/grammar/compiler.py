@@ -150,6 +150,13 @@ class GrammarCompiler:
         if not is_error and not messages:
             matcher = LLMatcher(tokens, grammar, log_level=0)
             if not matcher.is_error():
+                first = matcher.deep_copy()
+                first.compute_bitmask()
+                if first.is_error():  # a rule that only goes in circles, for example
+                    raise InvalidRequest(
+                        "the form of the reply allows no text, or is too complex; give each rule and $ref an end",
+                        field=FIELD,
+                    )
                 return matcher
             messages = [matcher.get_error()]
         raise InvalidRequest(f"the form of the reply can't be honoured: {reason_of(messages[0])}", field=FIELD)

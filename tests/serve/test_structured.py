@@ -125,6 +125,18 @@ def test_a_form_that_cannot_be_honoured_is_a_400_with_the_reason(
     assert server.complete("ABC", max_tokens=2).choices[0].text  # its neighbours and the server go on
 
 
+@pytest.mark.parametrize("form", [{"json": {"$ref": "#"}}, {"grammar": "start: a\na: a"}])
+def test_a_form_that_only_goes_in_circles_is_a_400(server: Server, form: dict[str, Any]) -> None:
+    assert "allows no text" in server.refusal(prompt="ABC", structured_outputs=form)["message"]
+
+
+def test_a_form_that_grows_too_complex_tells_nothing_of_itself(server: Server) -> None:
+    reply = server.post("completions", prompt="ABC", max_tokens=4, structured_outputs={"regex": "(a{1000}){1000}b"})
+    message = reply.json()["error"]["message"]
+    assert "too complex" in message
+    assert "aaa" not in message
+
+
 SPOILT = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(Zanzibar"}}, "required": ["a"]}
 FINE = {"type": "object", "properties": {}}
 
