@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.base.config import EngineConfig
-from octavo.core.base.errors import ConfigError
+from octavo.core.base.errors import CheckpointError, ConfigError
 from octavo.core.load.checkpoint import Checkpoint, open_checkpoint
 from octavo.core.load.resolve import resolve_model
 from octavo.core.pool.pooler import Pooler
@@ -17,6 +17,8 @@ from octavo.core.pool.read import read_pooler
 
 if TYPE_CHECKING:
     from octavo.core.text.tokenizer import Tokenizer
+
+MAX_TOKEN_ID = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,14 @@ def _eos_token_ids(
 ) -> tuple[int, ...]:
     """Every id that ends a reply: those of the tokenizer, the config and the generation config together."""
     ids: set[int] = set(tokenizer.eos_token_ids if tokenizer is not None else ())
-    for source in (config, generation_config):
+    for file, source in (("config.json", config), ("generation_config.json", generation_config)):
         named = source.get("eos_token_id")
-        ids.update(named if isinstance(named, list) else [] if named is None else [named])
+        listed = named if isinstance(named, list) else [] if named is None else [named]
+        if any(type(token) is not int or abs(token) > MAX_TOKEN_ID for token in listed):
+            raise CheckpointError(
+                f"{file}: eos_token_id is {str(named)[:60]!r}; it must be a token id or a list of them, each at most "
+                f"{MAX_TOKEN_ID}",
+                field="eos_token_id",
+            )
+        ids.update(listed)
     return tuple(sorted(ids))

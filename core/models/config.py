@@ -73,6 +73,10 @@ INERT: Mapping[str, str] = {
 }
 """Fields that every family may pass over, with the reason. Never written to."""
 
+MAX_SIZE = (1 << 31) - 1
+MAX_LAYERS = 1 << 13
+"""Bounds of what is read before the files are compared with it: lists of so many layers are made meanwhile."""
+
 
 class ConfigReader:
     """Reads the fields of one config, or of one object inside it.
@@ -92,12 +96,21 @@ class ConfigReader:
         return self._values.get(name) is not None
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """An integer of at least 1; `default` where absent or null, and required without one."""
+        """An integer from 1 to `MAX_SIZE`; `default` where absent or null, and required without one."""
         value = self._take(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(name, value, "an integer of at least 1")
+        if value > MAX_SIZE:
+            raise self._wrong(name, value, f"an integer of at most {MAX_SIZE}")
+        return value
+
+    def layers(self, name: str) -> int:
+        """How many layers a model has: an integer from 1 to `MAX_LAYERS`; required."""
+        value = self.integer(name)
+        if value > MAX_LAYERS:
+            raise self._wrong(name, value, f"an integer of at most {MAX_LAYERS}")
         return value
 
     def optional_integer(self, name: str) -> int | None:

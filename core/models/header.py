@@ -7,9 +7,12 @@ from octavo.core.load.checkpoint import Checkpoint
 from octavo.core.models.base import ModelConfig
 from octavo.core.models.decoder.config import DecoderConfig
 
+_SLACK = 4
+"""Widths that are this many times the longest side of any tensor are of another model, whatever is fused or split."""
+
 
 def check_header(checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Compare what is cheap to compare: the embedding's shape, and the number of layers.
+    """Compare what is cheap to compare: the embedding's shape, the number of layers, and roughly the widths.
 
     Every tensor is compared when the model has been built; this keeps absurd sizes from being built.
 
@@ -34,6 +37,19 @@ def check_header(checkpoint: Checkpoint, config: ModelConfig) -> None:
         raise _mismatch(
             checkpoint, "num_hidden_layers", f"num_hidden_layers is {config.num_layers}", "the last one is not there"
         )
+    _check_widths(checkpoint, config)
+
+
+def _check_widths(checkpoint: Checkpoint, config: DecoderConfig) -> None:
+    """Refuse widths that no tensor comes near: their buffers would take all memory before shapes are compared."""
+    longest = max((side for name in checkpoint.names() for side in checkpoint.shape(name)), default=0)
+    widths = {
+        "num_attention_heads": ("num_attention_heads * head_dim", config.num_heads * config.head_dim),
+        "intermediate_size": ("intermediate_size", config.intermediate_size),
+    }
+    for field, (what, width) in widths.items():
+        if width > _SLACK * longest:
+            raise _mismatch(checkpoint, field, f"{what} is {width}", f"no tensor is longer than {longest}")
 
 
 def _mismatch(checkpoint: Checkpoint, field: str, says: str, found: str) -> CheckpointError:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
-from octavo.core.quant.layer import Files, StoredLayer, by_weight, in_float
+from octavo.core.quant.layer import SCALES, WORDS, Files, StoredLayer, by_weight
 from octavo.core.quant.settings import Settings
 
 _INERT = {
@@ -69,7 +69,7 @@ class _AwqLayer(StoredLayer):
     kind = "AWQ int4"
 
     def __init__(self, files: Files, name: str, group_size: int) -> None:
-        super().__init__(files, name, ("qweight", "qzeros", "scales"))
+        super().__init__(files, name, {"qweight": WORDS, "qzeros": WORDS, "scales": SCALES})
         columns, words = files.matrix(f"{name}.qweight")
         self.shape = (words * 8, columns)
         self._scheme = QuantScheme(QuantFormat.INT4, max(group_size, 0), symmetric=False)
@@ -85,7 +85,7 @@ class _AwqLayer(StoredLayer):
         return QuantizedTensor(
             self._scheme,
             _unpack(self._read("qweight")).T.contiguous().view(torch.int8),
-            in_float(self._read("scales").T),
+            self._scales("scales", transposed=True),
             _unpack(self._read("qzeros")).T.contiguous(),
         )
 

@@ -47,6 +47,12 @@ def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     return torch.stack(fields, -1).flatten(-2)[..., :count]
 
 
+def leaves_bits_set(words: torch.Tensor, bits: int) -> bool:
+    """Whether words, each of which holds 32 // bits codes, have a bit set in what these leave over."""
+    used = 32 // bits * bits
+    return used < 32 and bool((words >> used).any())
+
+
 def signed(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Unsigned codes moved down by 2^(bits - 1): uint8 0 .. 2^bits - 1 -> int8, the middle at 0."""
     if bits == 8:

@@ -26,11 +26,13 @@ import torch
 
 from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
 from octavo.core.quant.bits import unpack_nibbles
-from octavo.core.quant.layer import Files, StoredLayer, by_weight, in_float
+from octavo.core.quant.layer import ANY_DTYPE, INDICES, SCALES, Files, StoredLayer, by_weight
 from octavo.core.quant.settings import Settings
 
 _STATE = "weight.quant_state.bitsandbytes__"
 _KINDS = ("nf4", "fp4")
+_STORAGES = ("U8", "I8", "BF16", "F16", "F32")
+"""What `bnb_4bit_quant_storage` may make of the packed bytes."""
 _INERT = {
     "quant_method": "chose this reader",
     "_load_in_8bit": "shows in the files",
@@ -65,11 +67,13 @@ class _Int8Layer(StoredLayer):
     kind = "LLM.int8"
 
     def __init__(self, files: Files, name: str) -> None:
-        super().__init__(files, name, ("weight", "SCB", "weight_format"))
+        super().__init__(files, name, {"weight": ANY_DTYPE, "SCB": SCALES, "weight_format": ("U8", "I8", *INDICES)})
         self.shape = files.matrix(f"{name}.weight")
         self._check("SCB", (self.shape[0],))
         if files.dtype(f"{name}.weight") != "I8":
             raise self._fault("weight", f"is stored as {files.dtype(f'{name}.weight')}, but has int8 scales (SCB)")
+        if self._has("weight_format"):
+            self._check("weight_format", (), (1,))
 
     @property
     def scheme(self) -> QuantScheme:
@@ -78,16 +82,22 @@ class _Int8Layer(StoredLayer):
     def read(self) -> QuantizedTensor:
         if self._has("weight_format") and int(self._read("weight_format")) != 0:
             raise self._fault("weight_format", "is not 0: only weights stored by rows can be read")
-        return QuantizedTensor(self.scheme, self._read("weight"), in_float(self._read("SCB")).div(127).view(-1, 1))
+        return QuantizedTensor(self.scheme, self._read("weight"), self._scales("SCB").div(127).view(-1, 1))
 
 
 class _FourBitLayer(StoredLayer):
     def __init__(self, files: Files, name: str, kind: str) -> None:
         self._state_name = _STATE + kind
-        parts = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
-        super().__init__(files, name, ("weight", self._state_name, *(f"weight.{part}" for part in parts)))
+        parts = {"weight": _STORAGES, self._state_name: ("U8",), "weight.absmax": ANY_DTYPE}
+        tables = ("weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map")
+        super().__init__(files, name, {**parts, **dict.fromkeys(tables, SCALES)})
         self.kind = f"bitsandbytes {kind}"
         self._check("weight.quant_map", (16,))
+        files.vector(f"{name}.weight.absmax")
+        if self._has("weight.nested_absmax"):
+            files.vector(f"{name}.weight.nested_absmax")
+            self._check("weight.nested_quant_map", (256,))
+            files.check_dtype(f"{name}.weight.absmax", ("U8",))
 
     @property
     def scheme(self) -> None:
@@ -103,6 +113,7 @@ class _FourBitLayer(StoredLayer):
             state = json.loads(bytes(self._read(self._state_name).tolist()))
             rows, columns = (int(side) for side in state["shape"])
             counts = (rows, columns, state["blocksize"], state.get("nested_blocksize", 1))
+            float(state["nested_offset"] if self._has("weight.nested_absmax") else 0)
             if not all(isinstance(count, int) and count > 0 for count in counts):
                 raise ValueError(f"its sizes are {counts}")
         except (ValueError, KeyError, TypeError) as error:
@@ -114,7 +125,7 @@ class _FourBitLayer(StoredLayer):
         data = self._read("weight").contiguous().view(torch.uint8).view(-1)
         if len(data) * 2 != rows * columns + rows * columns % 2:
             raise self._fault("weight", f"has {len(data)} bytes, which {rows} x {columns} codes of 4 bits do not fill")
-        values = _two_by_byte(in_float(self._read("weight.quant_map")), data)[: rows * columns]
+        values = _two_by_byte(self._scales("weight.quant_map"), data)[: rows * columns]
         scales = self._absmax(state)
         block = state["blocksize"]
         if len(scales) != -(-len(values) // block):
@@ -130,11 +141,10 @@ class _FourBitLayer(StoredLayer):
         if not self._has("weight.nested_absmax"):
             if stored.dtype != torch.float32:
                 raise self._fault("weight.absmax", f"is {stored.dtype}, but there is no nested_absmax to scale it")
-            return stored
-        table = in_float(self._read("weight.nested_quant_map"))
-        scales = in_float(self._read("weight.nested_absmax"))
+            return self._scales("weight.absmax")
+        table, scales = self._scales("weight.nested_quant_map"), self._scales("weight.nested_absmax")
         blocks = torch.arange(len(stored)) // state["nested_blocksize"]
-        if len(table) != 256 or len(scales) != int(blocks[-1]) + 1:
+        if len(scales) != int(blocks[-1]) + 1:
             raise self._fault("weight.nested_absmax", f"has {len(scales)} scales for {len(stored)} codes")
         return table[stored.to(torch.int32)] * scales[blocks] + float(state["nested_offset"])
 

@@ -21,7 +21,7 @@ compressed-tensors. Which layers are quantised is read from the files; the confi
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -29,11 +29,30 @@ import torch
 
 from octavo.core.backend.quant import QuantizedTensor, QuantScheme
 from octavo.core.base.errors import CheckpointError
-from octavo.core.quant.bits import signed, unpack_words
+from octavo.core.quant.bits import leaves_bits_set, signed, unpack_words
 from octavo.core.quant.compressed_config import Group, read_groups
-from octavo.core.quant.layer import ColumnGroups, Files, StoredLayer, StoredWeight, by_weight, in_float
+from octavo.core.quant.layer import (
+    ANY_DTYPE,
+    INDICES,
+    SCALES,
+    WORDS,
+    ColumnGroups,
+    Files,
+    StoredLayer,
+    StoredWeight,
+    by_weight,
+)
 
 _CODE_DTYPES = ("I8", "F8_E4M3")
+_ZERO_DTYPES = ("I8", "I16", *INDICES)
+_PARTS = {
+    "weight_scale": SCALES,
+    "weight_zero_point": ANY_DTYPE,
+    "weight_shape": INDICES,
+    "weight_g_idx": INDICES,
+    "input_scale": SCALES,
+    "input_zero_point": ANY_DTYPE,
+}
 
 
 def compressed_layers(files: Files, config: Mapping[str, Any]) -> dict[str, StoredLayer]:
@@ -54,9 +73,8 @@ def compressed_layers(files: Files, config: Mapping[str, Any]) -> dict[str, Stor
 class _CompressedLayer(StoredLayer):
     """What packed and unpacked layers have in common: scales, zero points and the order of columns."""
 
-    def __init__(self, files: Files, name: str, group: Group, weight: str) -> None:
-        suffixes = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "input_scale")
-        super().__init__(files, name, (weight, *suffixes, "input_zero_point"))
+    def __init__(self, files: Files, name: str, group: Group, weight: str, codes: Sequence[str]) -> None:
+        super().__init__(files, name, {weight: codes, **_PARTS})
         self._group = group
         self.kind = group.kind
         self.shape = self._find_shape()
@@ -65,6 +83,8 @@ class _CompressedLayer(StoredLayer):
         self._check("weight_scale", *self._grid_shapes())
         if self._has("weight_g_idx"):
             self._check("weight_g_idx", (self.shape[1],))
+        if not group.symmetric:
+            files.check_dtype(f"{name}.weight_zero_point", _ZERO_DTYPES)
 
     @abc.abstractmethod
     def _find_shape(self) -> tuple[int, int]:
@@ -95,9 +115,24 @@ class _CompressedLayer(StoredLayer):
         except ValueError as error:
             raise self._fault("weight_g_idx", f"{error}; the file is damaged") from error
 
+    @abc.abstractmethod
+    def _read_zeros(self) -> torch.Tensor:
+        """Zero points [N, G]."""
+
+    def _zeros(self) -> torch.Tensor | None:
+        """Zero points [N, G]; None for a symmetric group, whose files may hold some that are all 0."""
+        if not self._has("weight_zero_point"):
+            return None
+        zeros = self._read_zeros()
+        if not self._group.symmetric:
+            return zeros
+        if bool(zeros.to(torch.float32).any()) and bool(self._read("weight_zero_point").to(torch.float32).any()):
+            raise self._fault("weight_zero_point", "is not all 0, but quantization_config says symmetric")
+        return None
+
     def _finish(self, codes_NK: torch.Tensor, zeros_NG: torch.Tensor | None) -> StoredWeight:
         """The weight from its codes, in the order of their groups."""
-        scales = in_float(self._read("weight_scale")).view(self._grid)
+        scales = self._scales("weight_scale").view(self._grid)
         columns = self._columns
         if columns is not None and not columns.is_even:
             zeros_NK = 0 if zeros_NG is None else zeros_NG.to(torch.float32)[:, columns.group_K]
@@ -115,11 +150,16 @@ class _PackedLayer(_CompressedLayer):
                 "of format pack-quantized can be loaded",
                 field="format",
             )
-        super().__init__(files, name, group, "weight_packed")
+        super().__init__(files, name, group, "weight_packed", WORDS)
         rows, per_word = self.shape[0], 32 // group.bits
         self._check("weight_packed", (rows, -(-self.shape[1] // per_word)))
-        if not group.symmetric:
-            self._check("weight_zero_point", (-(-rows // per_word), self._grid[1]), self._grid)
+        if self._has("weight_zero_point"):
+            packed_grid = [(-(-rows // per_word), self._grid[1])]
+            self._check("weight_zero_point", *(packed_grid if self._zeros_are_packed else self._grid_shapes()))
+
+    @property
+    def _zeros_are_packed(self) -> bool:
+        return self._files.dtype(f"{self.name}.weight_zero_point") in WORDS
 
     def _find_shape(self) -> tuple[int, int]:
         self._check("weight_shape", (2,))
@@ -129,15 +169,17 @@ class _PackedLayer(_CompressedLayer):
         return int(rows), int(columns)
 
     def read(self) -> StoredWeight:
-        bits = self._group.bits
-        codes_NK = signed(unpack_words(self._read("weight_packed"), bits, self.shape[1]), bits)
-        return self._finish(codes_NK, None if self._group.symmetric else self._read_zeros())
+        bits, words = self._group.bits, self._read("weight_packed")
+        if leaves_bits_set(words, bits):
+            raise self._fault("weight_packed", f"holds codes of more than the {bits} bits that num_bits tells")
+        codes_NK = signed(unpack_words(words, bits, self.shape[1]), bits)
+        return self._finish(codes_NK, self._zeros())
 
     def _read_zeros(self) -> torch.Tensor:
-        """Zero points [N, G], int8; older files have them unpacked."""
+        """Older files have them unpacked."""
         stored = self._read("weight_zero_point")
-        if stored.dtype != torch.int32:
-            return stored
+        if not self._zeros_are_packed:
+            return stored.view(self._grid)
         bits = self._group.bits
         return signed(unpack_words(stored.T.contiguous(), bits, self.shape[0]), bits).T.contiguous()
 
@@ -152,13 +194,18 @@ class _UnpackedLayer(_CompressedLayer):
                 "another config",
                 field=f"{name}.weight",
             )
-        super().__init__(files, name, group, "weight")
-        if not group.symmetric:
+        super().__init__(files, name, group, "weight", _CODE_DTYPES)
+        if self._has("weight_zero_point"):
             self._check("weight_zero_point", *self._grid_shapes())
 
     def _find_shape(self) -> tuple[int, int]:
         return self._files.matrix(f"{self.name}.weight")
 
     def read(self) -> StoredWeight:
-        zeros = None if self._group.symmetric else self._read("weight_zero_point").view(self._grid)
-        return self._finish(self._read("weight"), zeros)
+        codes_NK, half = self._read("weight"), 1 << (self._group.bits - 1)
+        if self._group.bits < 8 and bool(((codes_NK < -half) | (codes_NK >= half)).any()):
+            raise self._fault("weight", f"holds codes of more than the {self._group.bits} bits that num_bits tells")
+        return self._finish(codes_NK, self._zeros())
+
+    def _read_zeros(self) -> torch.Tensor:
+        return self._read("weight_zero_point").view(self._grid)

@@ -19,11 +19,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
-from octavo.core.quant.layer import Files, StoredLayer, by_weight, in_float
+from octavo.core.quant.layer import SCALES, Files, StoredLayer, by_weight
 from octavo.core.quant.settings import Settings
 
 FP8_DTYPE = "F8_E4M3"
 """What safetensors calls e4m3fn."""
+_SCALE_DTYPES = (*SCALES, "F8_E8M0")
 
 _INERT = {
     "quant_method": "chose this reader",
@@ -79,7 +80,8 @@ class _Fp8Layer(StoredLayer):
     kind = "fp8"
 
     def __init__(self, files: Files, name: str, blocks: tuple[int, int] | None) -> None:
-        super().__init__(files, name, ("weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale"))
+        parts = ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale")
+        super().__init__(files, name, {"weight": (FP8_DTYPE,), **dict.fromkeys(parts, _SCALE_DTYPES)})
         self.shape = files.matrix(f"{name}.weight")
         self._scale_name = "weight_scale" if self._has("weight_scale") else "weight_scale_inv"
         self._scheme = self._find_scheme(blocks)
@@ -89,7 +91,7 @@ class _Fp8Layer(StoredLayer):
         return self._scheme
 
     def read(self) -> QuantizedTensor:
-        scales = in_float(self._read(self._scale_name)).view(self._scheme.scale_shape(*self.shape))
+        scales = self._scales(self._scale_name).view(self._scheme.scale_shape(*self.shape))
         return QuantizedTensor(self._scheme, self._read("weight"), scales)
 
     def _find_scheme(self, blocks: tuple[int, int] | None) -> QuantScheme:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
-from octavo.core.quant.layer import Files, StoredLayer, by_weight
+from octavo.core.quant.layer import ANY_DTYPE, Files, StoredLayer, by_weight
 
 _FORMATS = {quant_format.name.removeprefix("GGUF_"): quant_format for quant_format in QuantFormat if quant_format.block}
 """The formats by their GGUF names. Never written to."""
@@ -35,7 +35,7 @@ def gguf_layers(files: Files, multiplies: Callable[[QuantScheme], bool]) -> dict
 
 class _BlockLayer(StoredLayer):
     def __init__(self, files: Files, name: str, quant_format: QuantFormat) -> None:
-        super().__init__(files, name, ("weight",))
+        super().__init__(files, name, {"weight": ANY_DTYPE})
         self.shape = files.matrix(f"{name}.weight")
         self.kind = files.dtype(f"{name}.weight")
         self._format = quant_format

@@ -30,7 +30,7 @@ import torch
 from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
 from octavo.core.base.errors import CheckpointError
 from octavo.core.quant.bits import signed, unpack_stream
-from octavo.core.quant.layer import ColumnGroups, Files, StoredLayer, StoredWeight, by_weight, in_float
+from octavo.core.quant.layer import INDICES, SCALES, WORDS, ColumnGroups, Files, StoredLayer, StoredWeight, by_weight
 from octavo.core.quant.settings import Settings
 
 _INERT = {
@@ -137,7 +137,7 @@ def _numbers_of(name: str, numbers: _Numbers, exceptions: Mapping[str, Settings]
 
 class _GptqLayer(StoredLayer):
     def __init__(self, files: Files, name: str, numbers: _Numbers) -> None:
-        super().__init__(files, name, ("qweight", "qzeros", "scales", "g_idx"))
+        super().__init__(files, name, {"qweight": WORDS, "qzeros": WORDS, "scales": SCALES, "g_idx": INDICES})
         words, rows = files.matrix(f"{name}.qweight")
         bits = numbers.bits
         if words * 32 % bits or rows * bits % 32:
@@ -171,7 +171,7 @@ class _GptqLayer(StoredLayer):
         if columns is None and self._has("g_idx") and not self._read_groups().is_plain:
             raise self._fault("g_idx", "orders the columns, but quantization_config.desc_act is false")
         codes_NK, zeros_NG = self._read_codes()
-        scales_NG = in_float(self._read("scales").T)
+        scales_NG = self._scales("scales", transposed=True)
         if columns is not None and not columns.is_even:
             zeros_NK = 0 if zeros_NG is None else zeros_NG.to(torch.float32)[:, columns.group_K]
             return (codes_NK.to(torch.float32) - zeros_NK) * scales_NG[:, columns.group_K]

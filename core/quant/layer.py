@@ -9,7 +9,7 @@ Each format has its own class; `QuantizedCheckpoint` keeps them by logical name 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from octavo.core.load.checkpoint import Checkpoint
 
 StoredWeight = torch.Tensor | QuantizedTensor
+
+WORDS = ("I32",)
+"""How packed codes are stored, by safetensors' names of dtypes."""
+INDICES = ("I32", "I64")
+SCALES = ("F32", "F16", "BF16")
+ANY_DTYPE = ()
 
 
 class Files:
@@ -69,6 +75,33 @@ class Files:
             )
         return shape[0], shape[1]
 
+    def vector(self, name: str) -> int:
+        """The length of a tensor that must have one axis, and something on it.
+
+        Raises:
+            CheckpointError: it has not.
+        """
+        shape = self.shape(name)
+        if len(shape) != 1 or not shape[0]:
+            raise CheckpointError(
+                f"{self.path}: {name} has shape {list(shape)}, not one axis; the files are damaged", field=name
+            )
+        return shape[0]
+
+    def check_dtype(self, name: str, wanted: Sequence[str]) -> None:
+        """Refuse a tensor that is stored as none of the wanted dtypes: its bytes would mean other numbers.
+
+        Raises:
+            CheckpointError: naming the tensor.
+        """
+        found = self.dtype(name)
+        if found not in wanted:
+            raise CheckpointError(
+                f"{self.path}: {name} is stored as {found} where the format has {' or '.join(wanted)}; the files are "
+                "damaged or belong to another quantization_config: download them again",
+                field=name,
+            )
+
     def check_shape(self, name: str, *wanted: tuple[int, ...]) -> None:
         """Refuse a tensor whose shape is none of the wanted ones, before anything is read.
 
@@ -91,7 +124,8 @@ class StoredLayer(abc.ABC):
     Args:
         files: where its tensors lie.
         name: of the layer, without ".weight".
-        suffixes: of the stored tensors that belong to it; those that are not there are passed over.
+        parts: the suffixes of the stored tensors that belong to it, with the dtypes that each may have (`ANY_DTYPE`:
+            it has its own check); those that are not there are passed over.
 
     Attributes:
         shape: N and K.
@@ -102,9 +136,13 @@ class StoredLayer(abc.ABC):
     shape: tuple[int, int]
     kind: str
 
-    def __init__(self, files: Files, name: str, suffixes: Sequence[str]) -> None:
+    def __init__(self, files: Files, name: str, parts: Mapping[str, Sequence[str]]) -> None:
         self.name = name
-        self.tensors = tuple(full for suffix in suffixes if (full := f"{name}.{suffix}") in files)
+        present = {full: dtypes for suffix, dtypes in parts.items() if (full := f"{name}.{suffix}") in files}
+        for full, dtypes in present.items():
+            if dtypes:
+                files.check_dtype(full, dtypes)
+        self.tensors = tuple(present)
         self._files = files
 
     @property
@@ -135,6 +173,14 @@ class StoredLayer(abc.ABC):
     def _read(self, suffix: str) -> torch.Tensor:
         return self._files.read(f"{self.name}.{suffix}")
 
+    def _scales(self, suffix: str, *, transposed: bool = False) -> torch.Tensor:
+        """Scales in fp32, contiguous. CheckpointError where one of them is no number: a whole group would be none."""
+        stored = self._read(suffix)
+        values = (stored.T if transposed else stored).to(torch.float32).contiguous()
+        if not bool(values.isfinite().all()):
+            raise self._fault(suffix, "holds scales that are NaN or infinite; the file is damaged: download it again")
+        return values
+
     def _check(self, suffix: str, *wanted: tuple[int, ...]) -> None:
         self._files.check_shape(f"{self.name}.{suffix}", *wanted)
 
@@ -158,11 +204,6 @@ def dequantized(weight: StoredWeight, order_K: torch.Tensor | None) -> torch.Ten
     restored = torch.empty_like(plain)
     restored[:, order_K] = plain
     return restored
-
-
-def in_float(values: torch.Tensor) -> torch.Tensor:
-    """Scales in fp32, contiguous."""
-    return values.to(torch.float32).contiguous()
 
 
 @dataclass(frozen=True, slots=True)

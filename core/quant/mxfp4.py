@@ -56,6 +56,8 @@ def _experts(files: Files, stacked: str) -> Iterator[StoredLayer]:
             field=f"{stacked}_blocks",
         )
     files.check_shape(f"{stacked}_scales", shape[:3])
+    for part in ("blocks", "scales"):
+        files.check_dtype(f"{stacked}_{part}", ("U8",))
     for expert in range(shape[0]):
         yield _Expert(files, stacked, expert, (shape[1], shape[2] * MXFP4_GROUP))
 
@@ -65,7 +67,7 @@ class _Expert(StoredLayer):
 
     def __init__(self, files: Files, stacked: str, expert: int, shape: tuple[int, int]) -> None:
         module, projection = stacked.rsplit(".", 1)
-        super().__init__(files, f"{module}.{expert}.{projection}", ())
+        super().__init__(files, f"{module}.{expert}.{projection}", {})
         self.tensors = (f"{stacked}_blocks", f"{stacked}_scales")
         self.shape = shape
         self._expert = expert

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo.core.backend.quant import QuantFormat, QuantizedTensor, QuantScheme
-from octavo.core.quant.layer import Files, StoredLayer, by_weight
+from octavo.core.quant.layer import ANY_DTYPE, Files, StoredLayer, by_weight
 
 if TYPE_CHECKING:
     from octavo.core.load.checkpoint import Checkpoint
@@ -91,7 +91,7 @@ def quantise(weight_NK: torch.Tensor, kind: str) -> QuantizedTensor:
 
 class _QuantisedAtLoad(StoredLayer):
     def __init__(self, checkpoint: Checkpoint, files: Files, name: str, kind: str) -> None:
-        super().__init__(files, name, ("weight",))
+        super().__init__(files, name, {"weight": ANY_DTYPE})
         self.shape = files.matrix(f"{name}.weight")
         self.kind = f"{files.dtype(f'{name}.weight')} to {kind}"
         self._checkpoint = checkpoint

@@ -44,6 +44,15 @@ READERS: Mapping[str, Reader] = {
 }
 """The formats of quantised checkpoints, by the name that their config gives. Never written to."""
 
+_PARTS = tuple(
+    f".{suffix}"
+    for suffix in (
+        "qweight", "qzeros", "g_idx", "SCB", "weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point",
+        "weight_g_idx", "weight.absmax", "weight.quant_map",
+    )
+)  # fmt: skip
+"""How names of tensors end that are never of a plain layer."""
+
 
 def open_quantized(
     checkpoint: Checkpoint,
@@ -82,7 +91,20 @@ def open_quantized(
             "not belong together",
             field="quantization_config",
         )
+    _refuse_strays(checkpoint, layers)
     return QuantizedCheckpoint(checkpoint, layers), StoredFormats(layers, kv_scheme)
+
+
+def _refuse_strays(checkpoint: Checkpoint, layers: Mapping[str, StoredLayer]) -> None:
+    """Refuse a scale, or another part of a quantised layer, that belongs to none: its weight would be read plain."""
+    owned = {part for layer in layers.values() for part in layer.tensors}
+    for name in checkpoint.names():
+        if name.endswith(_PARTS) and name not in owned:
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} belongs to a quantised layer, but no weight beside it is stored so; the "
+                "files are damaged or belong to another quantization_config: download them again",
+                field=name,
+            )
 
 
 def _wrapped(

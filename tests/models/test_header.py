@@ -16,7 +16,18 @@ from tests.fakes.families import FAMILIES
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("hidden_size", 48 * 10**12), ("vocab_size", 10**15), ("num_hidden_layers", 20_000), ("num_hidden_layers", 4)],
+    [
+        ("hidden_size", 48 * 10**12),
+        ("vocab_size", 10**15),
+        ("num_hidden_layers", 20_000),
+        ("num_hidden_layers", 4),
+        ("num_hidden_layers", 10**15),
+        ("num_hidden_layers", 7_000),
+        ("intermediate_size", 10**12),
+        ("intermediate_size", 10**9),
+        ("head_dim", 10**12),
+        ("num_key_value_heads", 10**12),
+    ],
 )
 @pytest.mark.parametrize("use", [lambda path: plan_model(EngineConfig(model=path)), LLM], ids=["plan", "LLM"])
 def test_sizes_that_the_files_do_not_have(tmp_path, field, value, use):
@@ -27,6 +38,25 @@ def test_sizes_that_the_files_do_not_have(tmp_path, field, value, use):
     with pytest.raises(CheckpointError) as caught:
         use(str(directory))
     assert str(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["head_dim", "num_attention_heads"])
+def test_heads_wider_than_any_tensor(tmp_path, field):
+    directory = tiny_models.save(tiny_models.make_llama(), tmp_path)
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"head_dim": 8} | {field: 6 * 10**8}))
+    with pytest.raises(CheckpointError, match="no tensor is longer than 199"):
+        LLM(str(directory))
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("value", ["x", [2, None], {"a": 1}, 10**40, 1.5, True])
+def test_an_end_of_reply_that_is_no_token(tmp_path, name, value):
+    directory = tiny_models.save(tiny_models.make_llama(), tmp_path)
+    file = directory / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": value}))
+    with pytest.raises(CheckpointError, match=f"{name}: eos_token_id is"):
+        LLM(str(directory))
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss"])

@@ -58,7 +58,7 @@ def _read(values: Mapping[str, Any], prefix: str, *, follows_padding: bool) -> E
         vocab_size=reader.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=reader.integer("intermediate_size"),
-        num_layers=reader.integer("num_hidden_layers"),
+        num_layers=reader.layers("num_hidden_layers"),
         num_heads=num_heads,
         table_positions=table_positions,
         first_position=first_position,

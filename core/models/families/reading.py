@@ -49,7 +49,7 @@ def read_sizes(reader: ConfigReader, *, intermediate: str = "intermediate_size")
         "vocab_size": reader.integer("vocab_size"),
         "hidden_size": hidden_size,
         "intermediate_size": reader.integer(intermediate),
-        "num_layers": reader.integer("num_hidden_layers"),
+        "num_layers": reader.layers("num_hidden_layers"),
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
