@@ -175,14 +175,20 @@ class GGUFFile:
                     field=name,
                 )
             tensors[name] = TensorInfo(name, shape, kind, start, num_bytes)
-        in_order = sorted(tensors.values(), key=lambda tensor: tensor.start)
-        for before, after in itertools.pairwise(in_order):
-            if before.start + before.num_bytes > after.start:
-                raise CheckpointError(
-                    f"{self.path}: tensors {before.name} and {after.name} overlap; the file is damaged",
-                    field=after.name,
-                )
+        self._check_order(tensors, alignment)
         return tensors
+
+    def _check_order(self, tensors: Mapping[str, TensorInfo], alignment: int) -> None:
+        """Refuse tensors that overlap, or leave more than padding between them: a shape, type or offset is wrong."""
+        end, before = self.header_bytes, "the header"
+        for tensor in sorted(tensors.values(), key=lambda tensor: tensor.start):
+            if not end <= tensor.start < end + alignment:
+                gap = f"leave {tensor.start - end} bytes between them" if tensor.start > end else "overlap"
+                raise CheckpointError(
+                    f"{self.path}: {before} and {tensor.name} {gap}; the file is damaged: download it again",
+                    field=tensor.name,
+                )
+            end, before = tensor.start + tensor.num_bytes, tensor.name
 
 
 class _Cursor:

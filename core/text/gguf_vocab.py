@@ -67,9 +67,16 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         backend,
         special_tokens=special,
         eos_token_ids=tuple(dict.fromkeys(i for key in _END_KEYS if (i := vocab.token_id(key)) >= 0)),
-        chat_template=metadata.get("tokenizer.chat_template"),
-        tool_chat_template=metadata.get("tokenizer.chat_template.tool_use"),
+        chat_template=_template(metadata, "tokenizer.chat_template"),
+        tool_chat_template=_template(metadata, "tokenizer.chat_template.tool_use"),
     )
+
+
+def _template(metadata: Mapping[str, Any], key: str) -> str | None:
+    template = metadata.get(key)
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(f"{key} is {str(template)[:60]!r}, no text; download the file again", field=key)
+    return template
 
 
 class _Vocabulary:
@@ -78,14 +85,8 @@ class _Vocabulary:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
         self.model: str = metadata.get("tokenizer.ggml.model", "")
-        self.tokens: Sequence[str] = self._list("tokens")
-        self.types: Sequence[int] = self._list("token_type", default=[1] * len(self.tokens))
-        if len(self.types) != len(self.tokens):
-            raise CheckpointError(
-                f"tokenizer.ggml.token_type has {len(self.types)} entries for {len(self.tokens)} tokens; "
-                "the file is damaged, download it again",
-                field="tokenizer.ggml.token_type",
-            )
+        self.tokens: Sequence[str] = self._list("tokens", str)
+        self.types: Sequence[int] = self._by_token("token_type", int, default=[1] * len(self.tokens))
 
     @property
     def architecture(self) -> str:
@@ -99,16 +100,23 @@ class _Vocabulary:
         """The merges in the file, best first; None when there are none."""
         if "tokenizer.ggml.merges" not in self._metadata:
             return None
-        pairs = [tuple(merge.split(" ")) for merge in self._list("merges")]
+        pairs = [tuple(merge.split(" ")) for merge in self._list("merges", str)]
+        if wrong := next((pair for pair in pairs if len(pair) != 2), None):
+            raise _damaged("merges", f"holds {' '.join(wrong)[:60]!r}, no pair of tokens")
         return [(left, right) for left, right in pairs]
 
     def scores(self) -> Sequence[float]:
-        return self._list("scores")
+        scores: Sequence[float] = self._by_token("scores", float)
+        if any(score != score for score in scores):
+            raise _damaged("scores", "holds a NaN, by which nothing can be ordered")
+        return scores
 
     def token_id(self, key: str) -> int:
         """A special token's id; -1 when the file names none or one outside the vocabulary."""
-        value = int(self._metadata.get(f"tokenizer.ggml.{key}", -1))
-        return value if value < len(self.tokens) else -1
+        value = self._metadata.get(f"tokenizer.ggml.{key}", -1)
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise _damaged(key, f"is {str(value)[:60]!r}, no token id")
+        return int(value) if value < len(self.tokens) else -1
 
     def of_type(self, token_type: int) -> list[int]:
         return [i for i, kind in enumerate(self.types) if kind == token_type]
@@ -127,7 +135,15 @@ class _Vocabulary:
             )
         return vocab
 
-    def _list(self, key: str, default: Sequence[Any] | None = None) -> Sequence[Any]:
+    def _by_token(self, key: str, kind: type, default: Sequence[Any] | None = None) -> Sequence[Any]:
+        """A list with an entry for each token."""
+        entries = self._list(key, kind, default)
+        if len(entries) != len(self.tokens):
+            raise _damaged(key, f"has {len(entries)} entries for {len(self.tokens)} tokens")
+        return entries
+
+    def _list(self, key: str, kind: type, default: Sequence[Any] | None = None) -> Sequence[Any]:
+        """A list of str, int or float; in a GGUF file all entries are of one type."""
         value = self._metadata.get(f"tokenizer.ggml.{key}", default)
         if value is None:
             raise CheckpointError(
@@ -135,12 +151,21 @@ class _Vocabulary:
                 field=f"tokenizer.ggml.{key}",
             )
         entries: Sequence[Any] = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(entries, list | tuple) or not all(type(entry) is kind for entry in entries[:1]):
+            names = {str: "strings", int: "integers", float: "floats"}
+            raise _damaged(key, f"is {str(entries)[:60]!r}, no list of {names[kind]}")
         return entries
+
+
+def _damaged(key: str, fault: str) -> CheckpointError:
+    return CheckpointError(
+        f"tokenizer.ggml.{key} {fault}; the file is damaged, download it again", field=f"tokenizer.ggml.{key}"
+    )
 
 
 def _pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
     name = metadata.get("tokenizer.ggml.pre", "default")
-    if name not in PRE_TOKENIZERS:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise CheckpointError(
             f"tokenizer.ggml.pre is {name!r}, which Octavo doesn't know (known: {known}); "

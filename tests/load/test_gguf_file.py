@@ -127,6 +127,11 @@ def test_version_2_and_another_alignment(tmp_path: Path) -> None:
         (container(tensors=[tensor(b"t", [1 << 62] * 4, 0, 0)], data_bytes=128), "truncated"),
         (container(tensors=[tensor(b"t", [8], 0, 0)] * 2, data_bytes=64), "appears twice"),
         (container(tensors=[tensor(b"t", [16], 0, 0), tensor(b"u", [8], 0, 32)], data_bytes=64), "t and u overlap"),
+        (
+            container(tensors=[tensor(b"t", [8], 0, 0), tensor(b"u", [8], 0, 96)], data_bytes=128),
+            "t and u leave 64 bytes",
+        ),
+        (container(tensors=[tensor(b"t", [8], 0, 32)], data_bytes=128), "the header and t leave 32 bytes"),
         (container(tensors=[tensor(b"t", [256], 9, 0)], data_bytes=256), "tensor t is stored as Q8_1"),
         (container(tensors=[tensor(b"t", [256], 99, 0)], data_bytes=256), "the unknown type 99"),
     ],

@@ -110,6 +110,15 @@ def test_numpy_lists_are_taken_too(llama_gguf):
         ({"merges": None}, "no tokenizer.ggml.merges"),
         ({"tokens": None}, "no tokenizer.ggml.tokens"),
         ({"merges": ["zz top"]}, "inconsistent"),
+        ({"merges": ["a b c"]}, "merges holds 'a b c', no pair"),
+        ({"merges": [1, 2]}, "merges is .* no list of strings"),
+        ({"tokens": 7}, "tokens is '7', no list of strings"),
+        ({"tokens": [1, 2]}, "no list of strings"),
+        ({"token_type": 1.5}, "token_type is '1.5', no list of integers"),
+        ({"token_type": ["a"]}, "no list of integers"),
+        ({"pre": ["gpt-2"]}, "tokenizer.ggml.pre is"),
+        ({"bos_token_id": "1"}, "bos_token_id is '1', no token id"),
+        ({"eos_token_id": 1.5}, "eos_token_id is '1.5', no token id"),
     ],
 )
 def test_errors_name_the_key(byte_gguf, change, message):
@@ -117,6 +126,26 @@ def test_errors_name_the_key(byte_gguf, change, message):
     with pytest.raises(CheckpointError, match=message) as caught:
         tokenizer_from_gguf({key: value for key, value in metadata.items() if value is not None})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (1.5, "no list of floats"),
+        (["a"], "no list of floats"),
+        ([1.5], "scores has 1 entries for"),
+        (lambda scores: [*scores[:-1], float("nan")], "scores holds a NaN"),
+    ],
+)
+def test_scores_that_order_nothing(llama_gguf, scores, message):
+    changed = scores(llama_gguf[BASE + "scores"]) if callable(scores) else scores
+    with pytest.raises(CheckpointError, match=message):
+        tokenizer_from_gguf(llama_gguf | {BASE + "scores": changed})
+
+
+def test_a_template_that_is_no_text(llama_gguf):
+    with pytest.raises(CheckpointError, match=r"tokenizer.chat_template is .* no text"):
+        tokenizer_from_gguf(llama_gguf | {"tokenizer.chat_template": ["{{ messages }}"]})
 
 
 def test_a_token_twice_is_named(byte_gguf):
