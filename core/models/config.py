@@ -11,7 +11,6 @@ So a checkpoint that needs mathematics we don't have fails at the door instead o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -75,7 +74,9 @@ INERT: Mapping[str, str] = {
 
 MAX_SIZE = (1 << 31) - 1
 MAX_LAYERS = 1 << 13
-"""Bounds of what is read before the files are compared with it: lists of so many layers are made meanwhile."""
+MAX_NUMBER = 1e15
+"""Bounds of what is read before the files are compared with it: lists of so many layers are made meanwhile, and what is
+computed of numbers stays finite."""
 
 
 class ConfigReader:
@@ -145,7 +146,7 @@ class ConfigReader:
         """A finite number above 0; `default` where absent or null, and required without one."""
         value = self._take(name, default)
         if not _is_positive(value):
-            raise self._wrong(name, value, "a finite number above 0")
+            raise self._wrong(name, value, f"a number above 0, at most {MAX_NUMBER:g}")
         return float(value)
 
     def optional_number(self, name: str, default: float | None = None, *, zero_is_absent: bool = False) -> float | None:
@@ -240,4 +241,4 @@ class ConfigReader:
 
 
 def _is_positive(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < math.inf
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value <= MAX_NUMBER

@@ -79,3 +79,14 @@ def test_heads_that_ranks_cannot_share_start_no_rank(tmp_path, monkeypatch):
     monkeypatch.setattr("octavo.core.engine.multiproc.MultiprocExecutor", None)
     with pytest.raises(ConfigError, match="num_attention_heads"):
         LLM(str(directory), tensor_parallel_size=64)
+
+
+@pytest.mark.parametrize("field", ["factor", "beta_fast"])
+def test_numbers_with_which_nothing_can_be_computed(tmp_path, field):
+    directory = tiny_models.save(FAMILIES["gpt_oss"].make(), tmp_path)
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    config["rope_parameters"][field] = 1e308
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"{field} is 1e[+]308; it must be a number above 0, at most 1e[+]15"):
+        LLM(str(directory))
