@@ -9,9 +9,8 @@
     weight[n, k] = code[n, k] * scale[n / 128, k / 128]
 
 Activations are quantised as the scheme of the file says: in groups of 128 for blocks, else per token. A static
-activation scale is a calibrated guess of what is measured here per token; products take none (docs/quantization.md), so it
-is passed over. Source: the
-DeepSeek-V3 technical report (3.3.2); AutoFP8's and Hugging Face's readers of these names.
+activation scale is a calibrated guess of what is measured here per token; products take none (docs/quantization.md), so
+it is passed over. Source: the DeepSeek-V3 technical report (3.3.2); AutoFP8's and Hugging Face's readers.
 """
 
 from __future__ import annotations
