@@ -11,13 +11,12 @@ from typing import Any
 import gguf
 import pytest
 
-from octavo import LLM, OctavoError, SamplingParams
 from octavo.core.base.errors import CheckpointError
 from octavo.core.load.gguf_file import GGUFFile
+from tests.fakes import damage
 from tests.load.conftest import LLAMA_KEYS, llama_tensors, write_gguf
 
-OPTIONS: dict[str, Any] = {"backend": "cpu", "num_threads": 1, "progress": False, "num_kv_blocks": 8}
-GREEDY = SamplingParams(temperature=0.0, max_tokens=3, logprobs=2)
+PROMPT = [5, 17, 30, 2, 11]
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 TOKENIZER: dict[str, Any] = {
     "tokenizer.ggml.model": "llama",
@@ -43,22 +42,11 @@ def write(path: Path, keys: dict[str, Any] | None = None, architecture: str = "l
 
 
 def reply(path: Path) -> Any:
-    llm = LLM(str(path), **OPTIONS)
-    try:
-        output = llm.generate([[5, 17, 30, 2, 11]], GREEDY)[0].outputs[0]
-        return output.token_ids, output.logprobs, output.error
-    finally:
-        llm.close()
+    return damage.reply(path, PROMPT)
 
 
 def outcome(path: Path) -> tuple[Any, str]:
-    """The reply, or the message of the error that Octavo raised; any other error is a failure."""
-    try:
-        return reply(path), ""
-    except OctavoError as error:
-        lines = str(error).splitlines()
-    assert len(lines) == 1
-    return None, lines[0]
+    return damage.outcome(path, PROMPT)
 
 
 def open_files() -> int:

@@ -14,15 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo import LLM, OctavoError, SamplingParams
 from octavo.core.base.errors import CheckpointError
-from tests.fakes import tiny_models
+from tests.fakes import damage, tiny_models
 from tests.quant import tiny_checkpoints
 from tests.quant.test_models import CASES
 from tests.quant.tiny_checkpoints import LLAMA
 
-OPTIONS: dict[str, Any] = {"backend": "cpu", "num_threads": 1, "progress": False, "num_kv_blocks": 8}
-GREEDY = SamplingParams(temperature=0.0, max_tokens=3, logprobs=2)
+PROMPT = [5, 17, 40, 2, 81]
 LAYER = "model.layers.0.mlp.down_proj"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS[:2], torch.uint8, torch.int16, torch.int32, torch.bool, torch.float8_e4m3fn)
@@ -30,20 +28,11 @@ FLIPS = 40
 
 
 def reply(path: Path) -> Any:
-    llm = LLM(str(path), **OPTIONS)
-    try:
-        output = llm.generate([[5, 17, 40, 2, 81]], GREEDY)[0].outputs[0]
-        return output.token_ids, output.logprobs, output.error
-    finally:
-        llm.close()
+    return damage.reply(path, PROMPT)
 
 
 def outcome(path: Path) -> tuple[Any, str]:
-    """The reply, or the message of the error that Octavo raised; any other error is a failure."""
-    try:
-        return reply(path), ""
-    except OctavoError as error:
-        return None, str(error)
+    return damage.outcome(path, PROMPT)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import openai
@@ -54,6 +54,18 @@ class Server:
         self._web: uvicorn.Server | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def start(self) -> None:
         self._thread.start()
@@ -153,12 +165,8 @@ def chain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(chain_model: Path) -> Iterator[Server]:
     """The chain model with SmolLM2's tokenizer, four requests at once, 4 ms or so a step."""
     made = Server(str(chain_model), tokenizer="smollm2", max_num_seqs=4, max_num_batched_tokens=512)
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="session")
@@ -171,24 +179,16 @@ def scripted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scripted(scripted_model: Path) -> Iterator[Server]:
     """That model, four requests at once."""
     made = Server(str(scripted_model), max_num_seqs=4)
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="package")
 def caller(scripted_model: Path) -> Iterator[Server]:
     """That model where its thinking is not looked for, so that a reply that must call can't think for ever."""
     made = Server(str(scripted_model), ServeConfig(reasoning_parser="none"))
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture

@@ -23,12 +23,8 @@ def templated(chain_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     path.write_text(TEMPLATE)
     settings = ServeConfig(chat_template_kwargs={"mode": "true", "name": "not JSON"})
     made = Server(str(chain_model), settings, tokenizer="smollm2", chat_template=str(path), max_num_seqs=2)
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 def test_a_chat_is_rendered_by_the_servers_template_with_its_variables(templated: Server) -> None:

@@ -82,12 +82,8 @@ def unread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def running(made: Server) -> Iterator[Server]:
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 def both(server: Server, content: Any, **fields: Any) -> Said:

@@ -41,12 +41,8 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One request at once, four tokens a step; chats and texts that end with "Loop" are continued for ever."""
     model = save_chain_model(tmp_path_factory.mktemp("endless"), [[REPLY[0], *COUNTING]], VOCAB_SIZE, END)
     made = Server(str(model), tokenizer="smollm2", max_num_seqs=1, max_num_batched_tokens=4)
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 def ask(server: Server, api: str, text: str, limit: int, stream: bool) -> socket.socket:

@@ -33,24 +33,16 @@ def hasty(chain_model: Path) -> Iterator[Server]:
     """A server that waits three seconds for a request's bytes."""
     settings = ServeConfig(read_timeout_seconds=3.0)
     made = Server(str(chain_model), settings, tokenizer="smollm2", max_num_seqs=2)
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="module")
 def narrow(chain_model: Path) -> Iterator[Server]:
     """A server that takes bodies of a megabyte."""
     made = Server(str(chain_model), ServeConfig(max_body_bytes=1 << 20), tokenizer="smollm2", max_num_seqs=2)
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 def connect(server: Server) -> socket.socket:

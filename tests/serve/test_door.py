@@ -39,12 +39,8 @@ def guarded(chain_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         max_queued_requests=2,
     )
     made = Server(str(chain_model), settings, tokenizer="smollm2", max_num_seqs=1)
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.mark.parametrize("key", ["first", "second", "from-file"])

@@ -279,12 +279,8 @@ def test_one_model(server: Server) -> None:
 @pytest.fixture(scope="module")
 def strict(chain_model: Path) -> Iterator[Server]:
     made = Server(str(chain_model), ServeConfig(strict_api=True), tokenizer="smollm2")
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.mark.parametrize(

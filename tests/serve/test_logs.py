@@ -38,12 +38,8 @@ def logging_server(chain_model: Path) -> Iterator[Server]:
     made = Server(str(chain_model), ServeConfig(api_key=(KEY,)), tokenizer="smollm2", max_num_seqs=4)
     made.listeners = (broken_listener, access_log.note)
     made.http.headers["authorization"] = f"Bearer {KEY}"
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 def access_fields(caplog: pytest.LogCaptureFixture, count: int = 1) -> list[dict[str, Any]]:

@@ -346,12 +346,8 @@ def guarded(chain_model: Path) -> Iterator[Server]:
     """A server with a key, small bodies, one request at a time and no queue."""
     settings = ServeConfig(api_key=("secret",), max_body_bytes=4096, max_queued_requests=1)
     made = Server(str(chain_model), settings, tokenizer="smollm2", max_num_seqs=1)
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 def test_the_door_speaks_the_same_form(guarded: Server) -> None:

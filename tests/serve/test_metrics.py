@@ -35,12 +35,8 @@ RARE = 1234
 @contextmanager
 def running(model: Path, settings: ServeConfig | None = None, **options: Any) -> Iterator[Server]:
     made = Server(str(model), settings, **options)
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 def gained(server: Server, before: Scrape) -> Mapping[str, float]:

@@ -24,12 +24,8 @@ OURS = {"num_kv_blocks": None, "max_model_len": None, "num_threads": 2}
 
 def running(model: str) -> Iterator[Server]:
     made = Server(model, **OURS)
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="module")

@@ -87,12 +87,8 @@ def test_it_costs_the_engine_no_step(server: Server) -> None:
 @pytest.fixture
 def locked(chain_model: Path) -> Any:
     made = Server(str(chain_model), ServeConfig(api_key=("secret",)), tokenizer="smollm2")
-    made.start()
-    try:
-        made.wait_ready()
+    with made:
         yield made
-    finally:
-        made.stop()
 
 
 def test_it_stands_behind_the_key(locked: Server) -> None:

@@ -63,12 +63,8 @@ def tracing_server(model: Path, url: str) -> Iterator[Server]:
     with listening(settings, "tiny") as listeners:
         made = Server(str(model), settings, tokenizer="smollm2")
         made.listeners = listeners
-        made.start()
-        try:
-            made.wait_ready()
+        with made:
             yield made
-        finally:
-            made.stop()
 
 
 def attributes_of(span: Any) -> dict[str, Any]:
