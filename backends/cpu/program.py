@@ -141,7 +141,7 @@ def _shape_of(buffers: StepBuffers) -> Shape:
         *((x.data_ptr(), x.shape[0]) for x in tensors),
         buffers.adapter_T is None,
         *(
-            (meta.num_requests, meta.num_tokens, meta.max_query_len, _table_width(meta))
+            (meta.num_requests, meta.num_tokens, meta.max_query_len, meta.num_fresh, _table_width(meta))
             for meta in (plan.meta for plan in buffers.plans)
         ),
     )

@@ -110,6 +110,9 @@ class AttentionMetadata:
         block_table: [B, max_blocks] int32; padding and blocks that left a window hold valid ids of any block.
         slot_mapping: [T] int64; where each token's K and V go; -1 writes nothing.
         block_size: tokens of a block in this group.
+        num_fresh: requests of 2 tokens or more that have no keys but this step's. 0 where it is not told: where shapes
+            are padded, since a recorded step can't go another way by it, and where no bit of a reply may depend on how
+            its prompt is cut.
 
     Where a device takes only token buckets the tensors are longer than B and T: padding requests have no queries and
     length 0 (query_start_loc repeats T), padding tokens belong to no request and have slot -1.
@@ -124,6 +127,7 @@ class AttentionMetadata:
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     block_size: int
+    num_fresh: int = 0
 
 
 def torch_kv_view(pool: KVPool, spec: KVCacheSpec, layout: KVLayout) -> KVCache:

@@ -123,14 +123,8 @@ def plan_model(config: EngineConfig) -> Plan:
             pooler = read_pooler(checkpoint.config, checkpoint.path, config.pooling)
             if pooler is not None:
                 sizes = pooling_sizes(config, sizes, pooler, facts, capabilities)
-            activation_dtype = capabilities.activation_dtype[sizes.dtype]
             stored_bytes = model_bytes(
-                checkpoint,
-                formats,
-                opset,
-                dtype=sizes.dtype,
-                activation_dtype=activation_dtype,
-                num_ranks=size,
+                checkpoint, formats, opset, dtype=sizes.dtype, device=capabilities, num_ranks=size
             )
             quantised = quantised_formats(checkpoint, formats)
     finally:

@@ -104,6 +104,7 @@ class ModelRunner:
         max_model_len: tokens of a request.
         block_sizes: per KV group, in tokens.
         second_text_offset: as for InputBatch.
+        tells_fresh: whether plans say how many requests have no keys but the step's.
         adapters: the model's adapter slots.
     """
 
@@ -120,6 +121,7 @@ class ModelRunner:
         max_model_len: int,
         block_sizes: tuple[int, ...],
         second_text_offset: int = 0,
+        tells_fresh: bool = True,
         adapters: AdapterSlots | None = None,
     ) -> None:
         self._backend = backend
@@ -138,6 +140,7 @@ class ModelRunner:
             max_model_len=max_model_len,
             block_sizes=block_sizes,
         )
+        self._tells_fresh = tells_fresh and self._shapes.are_dynamic
         self._programs: dict[tuple[int, int] | None, Program] = {}
         self._generation = self.adapters.generation
         if self._shapes.are_dynamic:
@@ -206,6 +209,7 @@ class ModelRunner:
         query_start_loc = to_device(torch.from_numpy(inputs.query_start_loc))
         seq_lens = to_device(torch.from_numpy(inputs.seq_lens_B))
         max_query_len, max_seq_len = int(inputs.num_scheduled_B.max()), int(inputs.seq_lens_B.max())
+        num_fresh = self._num_fresh(inputs)
         num_rows = self._shapes.logit_rows(len(token_rows), len(inputs.token_ids_T))
         padded_rows = [*token_rows, *[0] * (num_rows - len(token_rows))]
         plans = tuple(
@@ -220,6 +224,7 @@ class ModelRunner:
                     block_table=to_device(torch.from_numpy(group.block_table)),
                     slot_mapping=to_device(torch.from_numpy(group.slot_mapping)),
                     block_size=block_size,
+                    num_fresh=num_fresh,
                 )
             )
             for group, block_size in zip(inputs.groups, self._block_sizes, strict=True)
@@ -232,6 +237,12 @@ class ModelRunner:
             logits_RV=self._logits_for(num_rows),
             adapter_T=self._adapters_of(inputs),
         )
+
+    def _num_fresh(self, inputs: StepInputs) -> int:
+        if not self._tells_fresh:
+            return 0
+        counts_B = inputs.num_scheduled_B
+        return int(((counts_B > 1) & (counts_B == inputs.seq_lens_B)).sum())
 
     def _adapters_of(self, inputs: StepInputs) -> torch.Tensor | None:
         """Each token's adapter slot, for a model that was built with adapters.

@@ -3,6 +3,8 @@
     plain                                         elements in the storage dtype
     quantised, where the backend multiplies it    codes in their bits, fp32 scales (and offsets) per row and group
     quantised, where it does not                  dequantised, as plain
+    what latent attention multiplies its queries  plain, and twice where steps may have any shape: once for each of its
+    and results, or its latents, by               forms (models/decoder/mla.py)
 
 Scales are counted as GPUs lay them, whatever shares them in the file.
 """
@@ -24,6 +26,7 @@ from octavo.core.load.weight_bytes import weight_bytes
 from octavo.core.quant.formats import WeightFormats
 
 _SCALE_BYTES = 4
+_LATENT_SUFFIX = ".kv_b_proj.weight"
 _USUAL_SIZE = 4096
 """Rows and columns of the weight by which a device is asked for a scheme as such."""
 
@@ -34,7 +37,7 @@ def model_bytes(
     opset: OpSet,
     *,
     dtype: torch.dtype,
-    activation_dtype: torch.dtype,
+    device: Capabilities,
     num_ranks: int = 1,
 ) -> int:
     """Bytes of the weights that each of `num_ranks` devices holds.
@@ -42,9 +45,10 @@ def model_bytes(
     Args:
         checkpoint, formats: from `open_quantized`.
         opset: of the device; told nothing, only asked.
-        dtype, activation_dtype: how plain weights are stored, and what the backend then computes in.
+        dtype: how plain weights are stored.
+        device: the opset's.
     """
-    return weight_bytes(checkpoint, dtype, num_ranks, of_matrix=_size_of(formats, opset, dtype, activation_dtype))
+    return weight_bytes(checkpoint, dtype, num_ranks, of_matrix=_size_of(formats, opset, dtype, device))
 
 
 def has_product_for(opset: OpSet, capabilities: Capabilities) -> Callable[[QuantScheme], bool]:
@@ -76,11 +80,14 @@ def packed_bytes(scheme: QuantScheme, rows: int, columns: int) -> int:
 
 
 def _size_of(
-    formats: WeightFormats, opset: OpSet, dtype: torch.dtype, activation_dtype: torch.dtype
+    formats: WeightFormats, opset: OpSet, dtype: torch.dtype, device: Capabilities
 ) -> Callable[[str, tuple[int, ...]], float]:
     """What tells the bytes of a tensor of two axes or more."""
+    activation_dtype = device.activation_dtype[dtype]
 
     def size_of(name: str, shape: tuple[int, ...]) -> float:
+        if name.endswith(_LATENT_SUFFIX):
+            return math.prod(shape) * dtype.itemsize * (2 if device.dynamic_shapes else 1)
         scheme = formats.linear([name.removesuffix(".weight")]).scheme if name.endswith(".weight") else None
         if scheme is not None and len(shape) == 2:
             product = GemmSpec(WeightSpec(shape[0], shape[1], dtype), activation_dtype, activation_dtype)

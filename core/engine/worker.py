@@ -120,8 +120,8 @@ class Worker:
         if pooler is not None:
             sizes = pooling_sizes(config, sizes, pooler, facts, backend.capabilities)
         part_bytes = model_bytes(
-            checkpoint, formats, self._opset, dtype=sizes.dtype, num_ranks=self._place.size,
-            activation_dtype=backend.capabilities.activation_dtype[sizes.dtype],
+            checkpoint, formats, self._opset, dtype=sizes.dtype, device=backend.capabilities,
+            num_ranks=self._place.size,
         )  # fmt: skip
         check_weights_fit(part_bytes, sizes, backend.memory_info().free_bytes)
         self._comm = backend.communicator(self._place.rank, self._place.size, self._place.address)
@@ -167,6 +167,7 @@ class Worker:
             max_model_len=self.sizes.max_model_len,
             block_sizes=tuple(group.block_size for group in self.kv_groups),
             second_text_offset=table_offset(sizes, facts),
+            tells_fresh=not config.deterministic,
             adapters=self._adapters,
         )
         self._opset.verify()

@@ -106,6 +106,7 @@ class StepRunner:
 
     Attributes:
         slot_of: adapter slot of each sequence that has one; None: the model was built without adapters.
+        tells_fresh: whether plans say how many sequences have no keys but the step's.
     """
 
     def __init__(self, model: Model, backend: Any, opset: OpSet, *, num_blocks: int = 400, seed: int = 0) -> None:
@@ -127,6 +128,7 @@ class StepRunner:
         self._lengths: dict[str, int] = {}
         self._offsets: dict[str, int] = {}
         self.slot_of: dict[str, int] | None = None
+        self.tells_fresh = True
 
     def expect(self, name: str, num_tokens: int) -> None:
         """Say how many tokens a sequence will compute in all, before its first step; it decides its rotary rows."""
@@ -220,6 +222,9 @@ class StepRunner:
             block_table=self._device_tensor([table + [0] * (width - len(table)) for table in tables], torch.int32),
             slot_mapping=self._device_tensor(slots, torch.int64),
             block_size=spec.block_size,
+            num_fresh=sum(start == 0 and len(tokens) > 1 for start, (_, tokens) in zip(starts, batch, strict=True))
+            if self.tells_fresh
+            else 0,
         )
 
     def _give_back(self, name: str, index: int, spec: KVCacheSpec, start: int) -> None:

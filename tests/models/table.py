@@ -42,7 +42,8 @@ GGUF files of Mistral and Mixtral call themselves `llama`, those of DeepSeek V3 
 tested with the [models that give vectors](embeddings.md).
 
 Llama 4 is read for positions below its attention chunk (8,192): longer contexts are refused. DeepSeek's latent
-attention is computed in its absorbed form for prefill and decode alike.
+attention is plain for prompts up to their first chunk, where steps may have any shape, and absorbed otherwise
+([why](decisions/0019-plain-latent-attention-for-fresh-requests.md)).
 
 ## Others
 

@@ -126,7 +126,7 @@ def test_bytes_of_a_model(has_products: bool, tmp_path: Path) -> None:
     )
     checkpoint, formats = open_directory(plain, "int8")
     opset: Any = _Multiplies(has_products)
-    found = model_bytes(checkpoint, formats, opset, dtype=torch.bfloat16, activation_dtype=torch.float32)
+    found = model_bytes(checkpoint, formats, opset, dtype=torch.bfloat16, device=ReferenceBackend().capabilities)
     assert found == others + (codes if has_products else dequantised)
 
 
@@ -142,5 +142,5 @@ def test_a_plan_is_of_what_the_engine_holds(awq: Path) -> None:
     """A device without products for codes holds them dequantised, in the storage dtype."""
     checkpoint, formats = open_directory(awq)
     opset = OpSet(ReferenceBackend())
-    found = model_bytes(checkpoint, formats, opset, dtype=torch.float32, activation_dtype=torch.float32)
+    found = model_bytes(checkpoint, formats, opset, dtype=torch.float32, device=ReferenceBackend().capabilities)
     assert found == sum(tensor.numel() for tensor in load_file(awq.parent / "plain" / "model.safetensors").values()) * 4

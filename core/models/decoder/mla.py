@@ -1,11 +1,14 @@
-"""Multi-head latent attention, absorbed: the cache holds one latent per token, and heads attend over it directly.
+"""Multi-head latent attention: the cache holds one latent per token, shared by all heads.
 
     x ─ (q_a ─ norm ─ q_b | q) ─► q [H, nope + rope]           x ─ kv_a ─► latent [C] ─ norm,  k_rope [R]
-    q_nope[h] · W_UK[h] ─► q_latent [H, C]                      rotary(q_rope, k_rope); (latent, k_rope) into the cache
-    mla_attention(q_latent, q_rope) ─► [H, C] · W_UV[h] ─► [H, v] ─ o ─► out
+                                                                rotary(q_rope, k_rope); (latent, k_rope) into the cache
+    absorbed   q_nope[h] · W_UK[h] ─► q_latent [H, C];  mla_attention(q_latent, q_rope) ─► [H, C] · W_UV[h] ─► [H, v]
+    plain      latent · W_UK[h], latent · W_UV[h] ─► keys (with k_rope), values;  attention(q, keys, values) ─► [H, v]
+    [H, v] ─ o ─► out
 
-W_UK and W_UV are kv_b_proj's two halves of each head. They multiply queries and results, not keys and values, so that
-prefill and decode are one path over the cache. Products per head are a grouped product whose segments are the heads.
+W_UK and W_UV are kv_b_proj's two halves of each head. Absorbed, they multiply queries and results, and heads attend
+over the cache as it is; plain, they multiply the latents of requests that have no others (mla_runs.py). Products per
+head are a grouped product whose segments are the heads.
 
 Source: DeepSeek-AI 2024 (DeepSeek-V2, 2.1). Shape letters: T tokens, H heads on this rank, C kv_lora_rank,
 R rope_head_dim, P nope_head_dim, V v_head_dim, M hidden.
@@ -31,6 +34,8 @@ from octavo.core.layers.rope import RotaryTables
 from octavo.core.load.stream import WeightTarget
 from octavo.core.models.activations import Activations
 from octavo.core.models.decoder.config import DecoderConfig, MlaConfig
+from octavo.core.models.decoder.mla_plain import PlainForm
+from octavo.core.models.decoder.mla_runs import runs_of
 
 
 class LatentAttention:
@@ -77,6 +82,8 @@ class LatentAttention:
         )
         self._absorb_k, self._up_k = self._per_head(mla.kv_lora_rank, mla.nope_head_dim)
         self._absorb_v, self._up_v = self._per_head(mla.v_head_dim, mla.kv_lora_rank)
+        # Where steps are recorded in fixed shapes nobody is told who is fresh.
+        self._plain = PlainForm(context, mla, self._heads) if context.backend.capabilities.dynamic_shapes else None
         row = RowSpec(
             mla.rope_head_dim,
             context.activation_dtype,
@@ -113,8 +120,23 @@ class LatentAttention:
             interleaved=self._interleaved,
         )
         self._write(latent_TC, k_rope_TR, self._kv, plan.meta.slot_mapping)
-        # Rows of the products are sorted by head: head h has rows h * T .. h * T + T - 1.
-        starts = torch.arange(self._heads + 1, device=x_TM.device, dtype=torch.int32) * tokens
+        out_THV = step.mixed_TN.unflatten(1, (self._heads, mla.v_head_dim))
+        for run in runs_of(plan, tokens, self._context.opset.plan):
+            rows = run.tokens
+            if run.plan is not None:
+                self._absorbed(q_nope_THP[rows], q_rope_THR[rows], run.plan, out_THV[rows])
+            elif self._plain is not None:
+                self._plain(
+                    q_THD[rows], latent_TC[rows], k_rope_TR[rows], run.query_start_loc, out=out_THV[rows],
+                    softmax_scale=self._softmax_scale,
+                )  # fmt: skip
+
+    def _absorbed(
+        self, q_nope_THP: torch.Tensor, q_rope_THR: torch.Tensor, plan: StepPlan, out_THV: torch.Tensor
+    ) -> None:
+        """Attention over the cache. Rows of the products are sorted by head: head h has rows h * T .. h * T + T - 1."""
+        tokens = len(q_nope_THP)
+        starts = torch.arange(self._heads + 1, device=out_THV.device, dtype=torch.int32) * tokens
         q_nope = self._q_nope[: self._heads * tokens]
         q_nope.view(self._heads, tokens, -1).copy_(q_nope_THP.transpose(0, 1))
         q_latent = self._q_latent[: self._heads * tokens]
@@ -130,7 +152,6 @@ class LatentAttention:
         )
         values = self._values[: self._heads * tokens]
         self._absorb_v(mixed, self._up_v, starts, out=values)
-        out_THV = step.mixed_TN.unflatten(1, (self._heads, mla.v_head_dim))
         out_THV.copy_(values.view(self._heads, tokens, -1).transpose(0, 1))
 
     def project(self, step: Activations, *, out: torch.Tensor, residual: torch.Tensor | None = None) -> None:
@@ -232,3 +253,5 @@ class LatentAttention:
             key_PC, value_VC = by_head[first + head].split((mla.nope_head_dim, mla.v_head_dim))
             self._up_k[head].place(key_PC.T.contiguous(), 0)
             self._up_v[head].place(value_VC.contiguous(), 0)
+            if self._plain is not None:
+                self._plain.place(head, key_PC.contiguous(), value_VC.contiguous())
