@@ -1,11 +1,12 @@
 """Products on the CPU: weights packed once at load, and the calls of the native GEMM, pack and embed kernels.
 
     place(part, row) ──> octavo_pack ──> CpuWeight.data   [panel][k][16 outputs], fp32 or bf16   (layout: native/gemm.h)
+                         octavo_pack_codes ──> CodesWeight    quantised: codes and scales           (codes.py)
     gemm(x, w)       ──> octavo_gemm      reads it; bias, gate and residual are applied as the sums leave the registers
     embed / rows     ──> octavo_embed     gathers a row of it, so that a tied embedding is stored once
 
 A call checks shapes and packs its fields into one struct; no tensor is made. Only CpuOps builds GemmOps; only the
-methods here look inside a CpuWeight.
+methods here look inside a packed weight.
 """
 
 from __future__ import annotations
@@ -14,15 +15,13 @@ import ctypes
 
 import torch
 
+from octavo.backends.cpu.codes import PANEL, CodesWeight, PackCodesArgs, form_of
 from octavo.backends.cpu.memory import WeightArena
 from octavo.backends.cpu.native import NativeContext
 from octavo.core.backend.ops import Epilogue, NormPrologue, PackedWeight
 from octavo.core.backend.quant import QuantizedTensor
 from octavo.core.backend.specs import GemmSpec, OpSpec, RowSpec, Unsupported, WeightSpec
 from octavo.core.base.errors import UnsupportedOp
-
-PANEL = 16
-"""Output columns side by side in a packed weight; OCTAVO_PANEL."""
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """OctavoDtype."""
@@ -162,6 +161,7 @@ class GemmOps:
         self._pack = context.kernel("pack", PackArgs)
         self._gemm = context.kernel("gemm", GemmArgs)
         self._embed = context.kernel("embed", EmbedArgs)
+        self._pack_codes = context.kernel("pack_codes", PackCodesArgs)
 
     def supports(self, op: str, spec: OpSpec) -> Unsupported | None:
         """None when gemm or embed runs natively at `spec`, else why not."""
@@ -171,7 +171,7 @@ class GemmOps:
             return None if spec.dtype == torch.float32 else Unsupported(f"embed writes fp32, not {spec.dtype}")
         return Unsupported(f"no native {op}")
 
-    def prepare_weight(self, spec: WeightSpec) -> CpuWeight:
+    def prepare_weight(self, spec: WeightSpec) -> CpuWeight | CodesWeight:
         """A zeroed packed weight; the loader then places its parts.
 
         Raises:
@@ -179,7 +179,11 @@ class GemmOps:
         """
         if refusal := _supports_weight(spec):
             raise UnsupportedOp(refusal.reason)
-        return CpuWeight(spec, self)
+        form = None if spec.scheme is None else form_of(spec.scheme, spec.in_features)
+        if form is None:
+            return CpuWeight(spec, self)
+        assert not isinstance(form, Unsupported), "refused above"
+        return CodesWeight(spec, form, self)
 
     def settle_weights(self) -> None:
         """Loading is done: let the memory of the weights placed so far be put in order."""
@@ -192,6 +196,14 @@ class GemmOps:
             self._handle, part_NK.data_ptr(), w.pointer, rows, k, part_NK.stride(0), row, panel_first, panel_step,
             DTYPE_CODES[part_NK.dtype], w.dtype_code,
         )  # fmt: skip
+
+    def pack_codes(
+        self, codes_NK: torch.Tensor, w: CodesWeight, row: int, *, panel_first: int, panel_step: int
+    ) -> None:
+        """Place codes, a byte each, at a row of the weight, or of half a gated one."""
+        codes = codes_NK.contiguous()
+        rows, k = codes.shape
+        self._pack_codes(self._handle, w.pointer, codes.data_ptr(), rows, k, k, row, panel_first, panel_step)
 
     def gemm(
         self,
@@ -208,7 +220,7 @@ class GemmOps:
             UnsupportedOp: a prologue, or an epilogue that supports() refused.
             ValueError: shapes or dtypes that don't fit the weight.
         """
-        if prologue is not None or not isinstance(w, CpuWeight):
+        if prologue is not None or not isinstance(w, CpuWeight | CodesWeight):
             raise UnsupportedOp("the CPU gemm takes a weight it has packed, and no prologue")
         bias, gate, residual = _parts(epilogue or _NO_EPILOGUE)
         spec = w.spec
@@ -241,7 +253,7 @@ class GemmOps:
             ValueError: shapes or dtypes that don't fit.
             NativeError: an id outside [0, N).
         """
-        if not isinstance(w, CpuWeight) or w.spec.gated:
+        if not isinstance(w, CpuWeight | CodesWeight) or w.spec.gated:
             raise UnsupportedOp("the CPU embed takes a plain weight it has packed")
         tokens, k = ids_T.shape[0], w.spec.in_features
         if out.shape != (tokens, k) or out.dtype != torch.float32 or ids_T.dtype != torch.int64:
@@ -253,11 +265,20 @@ class GemmOps:
             out.stride(0), scale, w.dtype_code,
         )  # fmt: skip
 
+    def read_rows(self, ids_T: torch.Tensor, w: CodesWeight, out: torch.Tensor) -> None:
+        """out [T, K] = rows of a weight by their places in its panels, which a gated one interleaves."""
+        self._embed(
+            self._handle, ids_T.data_ptr(), w.pointer, out.data_ptr(), len(ids_T), w.packed_rows, w.spec.in_features,
+            out.stride(0), 1.0, w.dtype_code,
+        )  # fmt: skip
+
 
 def _supports_weight(spec: WeightSpec) -> Unsupported | None:
     if spec.scheme is not None:
-        return Unsupported("quantised weights are dequantised at load")
-    if spec.dtype not in STORED_DTYPES:
+        form = form_of(spec.scheme, spec.in_features)
+        if isinstance(form, Unsupported):
+            return form
+    elif spec.dtype not in STORED_DTYPES:
         return Unsupported(f"weights are stored in fp32 or bf16, not {spec.dtype}")
     if spec.gated and (spec.embedding or spec.out_features % 2):
         return Unsupported("a gated weight has two equal halves and is no embedding")
@@ -290,7 +311,7 @@ def _describe(x: torch.Tensor) -> str:
     return f"{list(x.shape)} {x.dtype}"
 
 
-def _mismatch(x: torch.Tensor, w: CpuWeight, out: torch.Tensor, gate: str | None) -> str:
+def _mismatch(x: torch.Tensor, w: CpuWeight | CodesWeight, out: torch.Tensor, gate: str | None) -> str:
     return (
         f"gemm of x {_describe(x)} with a {'gated ' if w.spec.gated else ''}weight "
         f"[{w.spec.out_features}, {w.spec.in_features}] into out {_describe(out)}, gate {gate}: shapes don't fit"

@@ -49,6 +49,31 @@ class Parts(NamedTuple):
     offsets: Floats | None = None
 
 
+class UnitScales(NamedTuple):
+    """The two levels of a K type's scales: scale = unit * scales, offset = minimum_unit * minimums.
+
+    Attributes:
+        units: fp16 [n, 1].
+        scales: int8 [n, groups].
+        minimum_units, minimums: as those; None where the format has none.
+    """
+
+    units: npt.NDArray[np.float16]
+    scales: npt.NDArray[np.int8]
+    minimum_units: npt.NDArray[np.float16] | None = None
+    minimums: npt.NDArray[np.int8] | None = None
+
+
+def unit_scales(name: str, blocks: Bytes) -> UnitScales | None:
+    """The levels of scales of blocks [n, block_bytes]; None for the types that have one level."""
+    if name == "Q6_K":
+        return UnitScales(blocks[:, 208:210].view(np.float16), blocks[:, 192:208].view(np.int8))
+    if name in ("Q4_K", "Q5_K"):
+        scales, minimums = (x.view(np.int8) for x in _k_numbers(blocks))
+        return UnitScales(blocks[:, 0:2].view(np.float16), scales, blocks[:, 2:4].view(np.float16), minimums)
+    return None
+
+
 def take_apart(name: str, blocks: Bytes) -> Parts:
     """Codes, scales and offsets of blocks [n, block_bytes] of a type of `BLOCK_SIZES`, by its GGUF name.
 
@@ -143,7 +168,13 @@ def _q6_k(blocks: Bytes) -> Parts:
 
 
 def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
-    """Scale and minimum of each of the 8 groups of a Q4_K or Q5_K block, float32 [n, 8].
+    """Scale and minimum of each of the 8 groups of a Q4_K or Q5_K block, float32 [n, 8]."""
+    scales, minimums = _k_numbers(blocks)
+    return _half(blocks, 0) * scales.astype(np.float32), _half(blocks, 2) * minimums.astype(np.float32)
+
+
+def _k_numbers(blocks: Bytes) -> tuple[Bytes, Bytes]:
+    """Scales and minimums of a Q4_K or Q5_K block as stored, 0 .. 63, uint8 [n, 8].
 
     The twelve bytes hold, low to high bits: 4 x (6 of scale 0..3, upper 2 of scale 4..7), 4 x the same for the
     minimums, 4 x (lower 4 of scale 4..7, lower 4 of minimum 4..7).
@@ -151,7 +182,7 @@ def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
     first, second, last = (blocks[:, at : at + 4] for at in (4, 8, 12))
     scales = np.concatenate([first & 0x3F, (last & 0x0F) | ((first >> 2) & 0x30)], axis=1)
     minimums = np.concatenate([second & 0x3F, (last >> 4) | ((second >> 2) & 0x30)], axis=1)
-    return _half(blocks, 0) * scales.astype(np.float32), _half(blocks, 2) * minimums.astype(np.float32)
+    return scales, minimums
 
 
 _TYPES: dict[str, Callable[[Bytes], Parts]] = {

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from octavo.core.backend.block_sizes import BLOCK_SIZES, BlockSize
-from octavo.core.backend.blocks import take_apart
+from octavo.core.backend.blocks import take_apart, unit_scales
 
 MXFP4_GROUP = 32
 """Elements that share a scale, by the format's definition."""
@@ -162,6 +162,22 @@ class AffineWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class TwoLevelScales:
+    """Scales of a weight [N, K] of GGUF's K types as stored: scale = unit * scale number, offset alike.
+
+    Attributes:
+        units_NU: fp16 [N, K / 256].
+        scales_NG: int8 [N, K / group].
+        minimum_units_NU, minimums_NG: of the offsets; None for a type without.
+    """
+
+    units_NU: torch.Tensor
+    scales_NG: torch.Tensor
+    minimum_units_NU: torch.Tensor | None
+    minimums_NG: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizedTensor:
     """A weight [N, K], or some rows of it, in quantised form. Raises ValueError for shapes that do not fit the scheme.
 
@@ -278,6 +294,24 @@ class QuantizedTensor:
 
     def _spread(self, grid: torch.Tensor) -> torch.Tensor:
         return _spread(grid, self.shape, self.scheme.block_rows, self.scheme.group_size)
+
+
+def two_level_scales(weight: QuantizedTensor) -> TwoLevelScales | None:
+    """The levels whose products are the scales of `weight.affine()`; None for a format with one level. On the host."""
+    block = weight.scheme.format.block
+    if block is None:
+        return None
+    blocks = weight.codes_NK.cpu().contiguous().view(-1, block.num_bytes).numpy()
+    levels = unit_scales(weight.scheme.format.name.removeprefix("GGUF_"), blocks)
+    if levels is None:
+        return None
+    rows = weight.shape[0]
+
+    def whole(numbers: np.ndarray | None) -> torch.Tensor | None:
+        return None if numbers is None else torch.from_numpy(numbers.copy()).view(rows, -1)
+
+    units, scales = (torch.from_numpy(x.copy()).view(rows, -1) for x in (levels.units, levels.scales))
+    return TwoLevelScales(units, scales, whole(levels.minimum_units), whole(levels.minimums))
 
 
 def _spread(grid: torch.Tensor, shape: tuple[int, int], block_rows: int, group_size: int) -> torch.Tensor:

@@ -196,7 +196,10 @@ def repeats_weight(
     backend = context.backend
     found = backend.empty(_COMPARED_ROWS, weight.spec.in_features, dtype=torch.float32)
     for start in range(0, len(weight_NM), _COMPARED_ROWS):
-        rows = weight_NM[start : start + _COMPARED_ROWS].to(context.dtype).to(torch.float32)
+        rows = weight_NM[start : start + _COMPARED_ROWS]
+        if weight.spec.scheme is None:
+            rows = rows.to(context.dtype)
+        rows = rows.to(torch.float32)
         ids = backend.from_host(torch.arange(start, start + len(rows)))
         weight.rows(ids, out=found[: len(rows)])
         if not torch.equal(backend.to_host(found[: len(rows)]), rows):

@@ -124,15 +124,20 @@ class StoredFormats:
     Args:
         layers: by the names of their weights; a layer that is not among them is plain.
         kv_scheme: what the checkpoint says of the KV cache.
+        mixes: parts of one product may be plain beside quantised ones, as in GGUF files, whose tensors each have a type
+            of their own; the product is then plain. Elsewhere that is an error.
     """
 
-    def __init__(self, layers: Mapping[str, StoredLayer], kv_scheme: KVScheme | None = None) -> None:
+    def __init__(
+        self, layers: Mapping[str, StoredLayer], kv_scheme: KVScheme | None = None, *, mixes: bool = False
+    ) -> None:
         self.kv_scheme = kv_scheme
         self._layers = dict(layers)
+        self._mixes = mixes
 
     def linear(self, names: Sequence[str]) -> LinearFormat:
         stored = {name: layer for name in names if (layer := self._layers.get(f"{name}.weight")) is not None}
-        if not stored:
+        if not stored or (self._mixes and len(stored) < len(names)):
             return LinearFormat()
         if len(stored) < len(names):
             plain = [name for name in names if name not in stored]

@@ -76,7 +76,7 @@ def open_quantized(
     config = checkpoint.config.get("quantization_config")
     if not config:
         if quantization is None and checkpoint.format == "gguf" and multiplies is not None:
-            return _wrapped(checkpoint, gguf_layers(Files(checkpoint), multiplies))
+            return _wrapped(checkpoint, gguf_layers(Files(checkpoint), multiplies), mixes=True)
         return _plain(checkpoint, quantization)
     method = _method(config)
     if quantization not in (None, method):
@@ -108,11 +108,11 @@ def _refuse_strays(checkpoint: Checkpoint, layers: Mapping[str, StoredLayer]) ->
 
 
 def _wrapped(
-    checkpoint: Checkpoint, layers: Mapping[str, StoredLayer], *, made: str = ""
+    checkpoint: Checkpoint, layers: Mapping[str, StoredLayer], *, made: str = "", mixes: bool = False
 ) -> tuple[Checkpoint, WeightFormats]:
     if not layers:
         return checkpoint, PLAIN
-    return QuantizedCheckpoint(checkpoint, layers, made=made), StoredFormats(layers)
+    return QuantizedCheckpoint(checkpoint, layers, made=made), StoredFormats(layers, mixes=mixes)
 
 
 def _plain(checkpoint: Checkpoint, quantization: str | None) -> tuple[Checkpoint, WeightFormats]:

@@ -92,14 +92,18 @@ def test_families(loads: Loads, family: str, dtype: str, tmp_path: Path) -> None
     loads.check_bytes(path, loads.plan(path, dtype=dtype))
 
 
-@pytest.mark.parametrize("case", ["awq", "gptq-act-order", "compressed-w8a8", "fp8-blocks", "llm-int8"])
-def test_quantised_checkpoints(loads: Loads, case: str, tmp_path: Path) -> None:
-    """The cpu multiplies none of their codes: the plan counts them dequantised, as they are then kept."""
+@pytest.mark.parametrize(
+    ("case", "keeps_codes"),
+    [("awq", True), ("gptq", True), ("compressed-w8a8", True), ("llm-int8", True), ("fp8-blocks", False)],
+)
+def test_quantised_checkpoints(loads: Loads, case: str, keeps_codes: bool, tmp_path: Path) -> None:
+    """Codes that the cpu multiplies are counted as it packs them, others dequantised, as they are then kept."""
     pack, config = CASES[case]
     path = tiny_checkpoints.write(tiny_models.make_llama(**(LLAMA | {"vocab_size": 96})), tmp_path, pack, config)
     plan = loads.plan(path)
-    loads.check_bytes(path, plan, margin=0.02)  # scales and orders that lie in the files as vectors
-    assert plan.weight_bytes == plan_model(EngineConfig(model=str(tmp_path / "plain"), **OPTIONS)).weight_bytes
+    loads.check_bytes(path, plan, margin=0.04)  # scales and orders that lie in the files as vectors
+    plain_bytes = plan_model(EngineConfig(model=str(tmp_path / "plain"), **OPTIONS)).weight_bytes
+    assert plan.weight_bytes < 0.5 * plain_bytes if keeps_codes else plan.weight_bytes == plain_bytes
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])

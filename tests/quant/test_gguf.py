@@ -65,7 +65,7 @@ def test_blocks_mean_what_the_reader_reads(files: Checkpoint) -> None:
             assert formats.linear([name.removesuffix(".weight")]).scheme == found.scheme
             found = found.dequantize()
         assert torch.equal(found, expected), name
-    assert kept == 8  # all but the embedding, whose rows are looked up, and what is no matrix
+    assert kept == 9  # the embedding among them; all but what is no matrix
 
 
 def test_only_what_the_device_multiplies_is_kept(files: Checkpoint) -> None:
@@ -101,3 +101,23 @@ def test_logits_are_those_of_the_dequantised_file(path: Path) -> None:
             kept_formats = {scheme.format for scheme in backend.ops.schemes}
             assert kept_formats == {QuantFormat.GGUF_Q8_0, QuantFormat.GGUF_Q4_0}
     assert relative_error(logits[True], logits[False]) < 1e-5
+
+
+def test_a_product_of_kept_and_other_types_is_plain(tmp_path: Path) -> None:
+    """Each tensor of a file has a type of its own: of q, k and v some may be such as no device multiplies."""
+    tensors: dict[str, Any] = dict(llama_tensors())
+    for name, kind in (("blk.0.attn_q.weight", Q8_0), ("blk.0.attn_output.weight", Q8_0)):
+        tensors[name] = (gguf.quantize(tensors[name], kind), kind)
+    files = open_checkpoint(ModelSource("tiny", write_gguf(tmp_path / "mixed.gguf", LLAMA_KEYS, tensors), "gguf"))
+    checkpoint, formats = open_quantized(files, multiplies=always)
+    assert formats.linear([f"{LAYER}.self_attn.o_proj"]).scheme == QuantScheme(QuantFormat.GGUF_Q8_0)
+    qkv = [f"{LAYER}.self_attn.{part}_proj" for part in "qkv"]
+    mixed = formats.linear(qkv)
+    assert mixed.scheme is None
+    for name in qkv:
+        part = mixed.part(name, checkpoint.read(f"{name}.weight"))
+        assert isinstance(part, torch.Tensor)
+    backend = code_backend()
+    model, opset = load_model(checkpoint, backend, formats=formats, max_model_len=128)
+    assert StepRunner(model, backend, opset).prompt("a", tiny_models.random_prompt(40, 17)).isfinite().all()
+    checkpoint.close()

@@ -39,13 +39,13 @@ typedef struct PackArgs {
 typedef struct GemmArgs {
     OctavoContext *ctx;
     const float *x;        /* [m, k] */
-    const void *w;         /* packed weight */
+    const void *w;         /* packed weight; an OctavoCodes for one of codes */
     const float *bias;     /* [n] in unpacked order (gate first, then up), or NULL */
     const float *residual; /* [m, n_out], or NULL; may be `out` itself */
     float *out;            /* [m, n_out]; n_out = n, or n / 2 with a gated activation */
     int64_t m, n, k;       /* n: rows of the unpacked weight; gate and up counted both */
     int64_t x_stride, residual_stride, out_stride; /* row strides */
-    int32_t w_dtype;       /* OCTAVO_F32 or OCTAVO_BF16 (widened to fp32 in registers) */
+    int32_t w_dtype;       /* OCTAVO_F32, OCTAVO_BF16 or an OctavoCodeFormat (widened to fp32 in registers) */
     int32_t activation;    /* OctavoActivation; not NONE requires a gated weight */
 } GemmArgs;
 
@@ -53,12 +53,12 @@ typedef struct GemmArgs {
 typedef struct EmbedArgs {
     OctavoContext *ctx;
     const int64_t *ids;  /* [num_tokens], each in [0, n) or the call returns OCTAVO_EINVAL */
-    const void *w;       /* packed weight, plain */
+    const void *w;       /* packed weight, not gated; an OctavoCodes for one of codes */
     float *out;          /* [num_tokens, k] */
     int64_t num_tokens, n, k;
     int64_t out_stride;
     float scale;
-    int32_t w_dtype;     /* OCTAVO_F32 or OCTAVO_BF16 */
+    int32_t w_dtype;     /* OCTAVO_F32, OCTAVO_BF16 or an OctavoCodeFormat */
 } EmbedArgs;
 
 #define OCTAVO_GEMM_KERNELS(X) X(pack, PackArgs) X(gemm, GemmArgs) X(embed, EmbedArgs)

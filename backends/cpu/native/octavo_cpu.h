@@ -70,6 +70,7 @@ OCTAVO_API int octavo_replay(const OctavoCall *calls, int64_t num_calls);
 }
 #endif
 
+#include "codes.h"
 #include "gemm.h"
 #include "attention.h"
 #include "elementwise.h"
@@ -77,7 +78,8 @@ OCTAVO_API int octavo_replay(const OctavoCall *calls, int64_t num_calls);
 
 /* Every kernel: X(name, ArgsType). Tables, exports and look-ups are generated from this list. */
 #define OCTAVO_KERNELS(X) \
-    OCTAVO_GEMM_KERNELS(X) OCTAVO_ATTENTION_KERNELS(X) OCTAVO_ELEMENTWISE_KERNELS(X) OCTAVO_SAMPLE_KERNELS(X)
+    OCTAVO_GEMM_KERNELS(X) OCTAVO_CODES_KERNELS(X) OCTAVO_ATTENTION_KERNELS(X) OCTAVO_ELEMENTWISE_KERNELS(X) \
+    OCTAVO_SAMPLE_KERNELS(X)
 
 #ifdef __cplusplus
 extern "C" {

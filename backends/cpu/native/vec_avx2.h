@@ -5,6 +5,8 @@ struct vec { __m256 lo, hi; };  // lanes 0-7, 8-15
 // A GEMM tile that fits the 16 registers: 6 rows by 1 panel of accumulators (12), a weight (2), a broadcast.
 constexpr int kTileRows = 6;
 constexpr int kWideRows = 2;  // up to this many rows take two panels at once
+constexpr int kQuadRows = 0;   // up to this many rows take four panels of codes at once
+constexpr int kRunUnroll = 8;  // of a loop over eight codes
 
 OCTAVO_INLINE vec v_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 OCTAVO_INLINE vec v_set1(float x) {
@@ -97,3 +99,22 @@ OCTAVO_INLINE void v_store_f16(uint16_t *p, vec a) {
 }
 
 #define OCTAVO_TAILS_BY_COPY
+
+OCTAVO_INLINE __m256 half_load_i8(const int8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+OCTAVO_INLINE vec v_load_i8(const int8_t *p) { return {half_load_i8(p), half_load_i8(p + 8)}; }
+
+struct nibbles { __m256i lo, hi; };
+OCTAVO_INLINE nibbles n_load(const uint8_t *p) {
+    return {_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32))};
+}
+OCTAVO_INLINE int nibble_shift(int j) { return 8 * (j % 4) + 4 * (j / 4); }
+OCTAVO_INLINE __m256 half_signed(__m256i n, int j) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(n, 28 - nibble_shift(j)), 28));
+}
+OCTAVO_INLINE __m256 half_unsigned(__m256i n, int j) {
+    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(n, nibble_shift(j)), _mm256_set1_epi32(15)));
+}
+OCTAVO_INLINE vec v_nibble_signed(nibbles n, int j) { return {half_signed(n.lo, j), half_signed(n.hi, j)}; }
+OCTAVO_INLINE vec v_nibble_unsigned(nibbles n, int j) { return {half_unsigned(n.lo, j), half_unsigned(n.hi, j)}; }

@@ -5,6 +5,8 @@ struct vec { __m512 v; };
 // A GEMM tile that fits the 32 registers: 12 rows by 2 panels of accumulators, 2 weights, the broadcasts from memory.
 constexpr int kTileRows = 12;
 constexpr int kWideRows = 12;  // up to this many rows take two panels at once
+constexpr int kQuadRows = 4;   // up to this many rows take four panels of codes at once
+constexpr int kRunUnroll = 8;  // of a loop over eight codes
 
 OCTAVO_INLINE vec v_zero() { return {_mm512_setzero_ps()}; }
 OCTAVO_INLINE vec v_set1(float x) { return {_mm512_set1_ps(x)}; }
@@ -75,4 +77,22 @@ OCTAVO_INLINE vec v_load_f16_n(const uint16_t *p, int64_t n) {
 OCTAVO_INLINE void v_store_f16(uint16_t *p, vec a) { _mm256_storeu_si256((__m256i *)p, narrow_f16(a)); }
 OCTAVO_INLINE void v_store_f16_n(uint16_t *p, vec a, int64_t n) {
     _mm256_mask_storeu_epi16(p, lane_mask(n), narrow_f16(a));
+}
+
+OCTAVO_INLINE vec v_load_i8(const int8_t *p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)))};
+}
+
+// A code of four bits picks its number from a register: permutes read the low four bits of each lane and no others.
+struct nibbles { __m512i n; };
+OCTAVO_INLINE nibbles n_load(const uint8_t *p) { return {_mm512_loadu_si512(p)}; }
+OCTAVO_INLINE vec pick_nibble(nibbles n, int j, __m512 table) {
+    int shift = 8 * (j % 4) + 4 * (j / 4);
+    return {_mm512_permutexvar_ps(shift ? _mm512_srli_epi32(n.n, unsigned(shift)) : n.n, table)};
+}
+OCTAVO_INLINE vec v_nibble_signed(nibbles n, int j) {
+    return pick_nibble(n, j, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
+}
+OCTAVO_INLINE vec v_nibble_unsigned(nibbles n, int j) {
+    return pick_nibble(n, j, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
 }

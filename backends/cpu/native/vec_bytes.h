@@ -26,9 +26,6 @@ OCTAVO_INLINE uint8_t narrow_e4m3(float x) {
 }
 
 #if defined(OCTAVO_AVX512)
-OCTAVO_INLINE vec v_load_i8(const int8_t *p) {
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)))};
-}
 OCTAVO_INLINE vec v_load_e4m3(const uint8_t *p) {
     __m256i code = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
     __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(0x7f));
@@ -38,10 +35,6 @@ OCTAVO_INLINE vec v_load_e4m3(const uint8_t *p) {
     return {_mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(kE4m3Factor))};
 }
 #elif defined(OCTAVO_AVX2)
-OCTAVO_INLINE vec v_load_i8(const int8_t *p) {
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))),
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8))))};
-}
 OCTAVO_INLINE vec v_load_e4m3(const uint8_t *p) {
     __m256i code = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
     __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(0x7f));
@@ -53,11 +46,6 @@ OCTAVO_INLINE vec v_load_e4m3(const uint8_t *p) {
             _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), factor)};
 }
 #else
-OCTAVO_INLINE vec v_load_i8(const int8_t *p) {
-    float lanes[16];
-    for (int i = 0; i < 16; ++i) lanes[i] = float(p[i]);
-    return v_load(lanes);
-}
 OCTAVO_INLINE vec v_load_e4m3(const uint8_t *p) {
     float lanes[16];
     for (int i = 0; i < 16; ++i) lanes[i] = widen_e4m3(p[i]);

@@ -5,6 +5,8 @@ struct vec { float32x4_t q0, q1, q2, q3; };  // lanes 0-3, 4-7, 8-11, 12-15
 // A GEMM tile that fits the 32 registers: 6 rows by 1 panel of accumulators (24), a weight (4), a broadcast.
 constexpr int kTileRows = 6;
 constexpr int kWideRows = 2;  // up to this many rows take two panels at once
+constexpr int kQuadRows = 1;   // up to this many rows take four panels of codes at once
+constexpr int kRunUnroll = 8;  // of a loop over eight codes
 
 OCTAVO_INLINE vec v_set1(float x) {
     float32x4_t q = vdupq_n_f32(x);
@@ -105,6 +107,32 @@ OCTAVO_INLINE vec v_join(vec a, vec b, int64_t n) {
     v_store(lanes, b);
     v_store_n(lanes, a, n);
     return v_load(lanes);
+}
+
+OCTAVO_INLINE vec v_load_i8(const int8_t *p) {
+    int8x16_t codes = vld1q_s8(p);
+    int16x8_t lo = vmovl_s8(vget_low_s8(codes)), hi = vmovl_s8(vget_high_s8(codes));
+    return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(lo))),
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(hi)))};
+}
+
+struct nibbles { uint32x4_t q0, q1, q2, q3; };
+OCTAVO_INLINE uint32x4_t quarter_codes(const uint8_t *p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
+OCTAVO_INLINE nibbles n_load(const uint8_t *p) {
+    return {quarter_codes(p), quarter_codes(p + 16), quarter_codes(p + 32), quarter_codes(p + 48)};
+}
+OCTAVO_INLINE uint32x4_t quarter_top(uint32x4_t n, int j) {  // the code in the four highest bits
+    return vshlq_u32(n, vdupq_n_s32(28 - (8 * (j % 4) + 4 * (j / 4))));
+}
+OCTAVO_INLINE float32x4_t quarter_signed(uint32x4_t n, int j) {
+    return vcvtq_f32_s32(vshrq_n_s32(vreinterpretq_s32_u32(quarter_top(n, j)), 28));
+}
+OCTAVO_INLINE float32x4_t quarter_unsigned(uint32x4_t n, int j) { return vcvtq_f32_u32(vshrq_n_u32(quarter_top(n, j), 28)); }
+OCTAVO_INLINE vec v_nibble_signed(nibbles n, int j) {
+    return {quarter_signed(n.q0, j), quarter_signed(n.q1, j), quarter_signed(n.q2, j), quarter_signed(n.q3, j)};
+}
+OCTAVO_INLINE vec v_nibble_unsigned(nibbles n, int j) {
+    return {quarter_unsigned(n.q0, j), quarter_unsigned(n.q1, j), quarter_unsigned(n.q2, j), quarter_unsigned(n.q3, j)};
 }
 
 #define OCTAVO_TAILS_BY_COPY

@@ -11,6 +11,8 @@ struct vec { float lane[16]; };
 // A GEMM tile: rows of accumulators, and up to how many rows take two panels at once.
 constexpr int kTileRows = 2;
 constexpr int kWideRows = 1;
+constexpr int kQuadRows = 0;   // up to this many rows take four panels of codes at once
+constexpr int kRunUnroll = 1;  // of a loop over eight codes
 
 #define OCTAVO_LANES(expression) \
     vec r; \
@@ -114,6 +116,19 @@ OCTAVO_INLINE vec v_load_f16(const uint16_t *p) { OCTAVO_LANES(widen_f16(p[i]));
 OCTAVO_INLINE void v_store_f16(uint16_t *p, vec a) {
     for (int i = 0; i < 16; ++i) p[i] = narrow_f16(a.lane[i]);
 }
+
+// Sixteen codes of 8 bits, and sixteen times eight of 4 bits (codes.h), as numbers. j in 0..7 is a constant where speed matters.
+OCTAVO_INLINE vec v_load_i8(const int8_t *p) { OCTAVO_LANES(float(p[i])); }
+
+struct nibbles { uint32_t lane[16]; };
+OCTAVO_INLINE nibbles n_load(const uint8_t *p) {
+    nibbles n;
+    memcpy(n.lane, p, sizeof n.lane);
+    return n;
+}
+OCTAVO_INLINE int nibble_shift(int j) { return 8 * (j % 4) + 4 * (j / 4); }
+OCTAVO_INLINE vec v_nibble_signed(nibbles n, int j) { OCTAVO_LANES(float(int(((n.lane[i] >> nibble_shift(j)) & 15) ^ 8) - 8)); }
+OCTAVO_INLINE vec v_nibble_unsigned(nibbles n, int j) { OCTAVO_LANES(float(int((n.lane[i] >> nibble_shift(j)) & 15))); }
 
 #undef OCTAVO_LANES
 #define OCTAVO_TAILS_BY_COPY

@@ -244,7 +244,7 @@ def test_supports_names_what_is_missing(make_context):
     assert ops.supports("embed", RowSpec(32, torch.float32)) is None
     refused = [
         GemmSpec(WeightSpec(64, 32, torch.float16), **fp32),
-        GemmSpec(WeightSpec(64, 32, torch.float32, scheme=QuantScheme(QuantFormat.INT8)), **fp32),
+        GemmSpec(WeightSpec(64, 32, torch.float32, scheme=QuantScheme(QuantFormat.FP8_E4M3FN)), **fp32),
         GemmSpec(WeightSpec(63, 32, torch.float32, gated=True), **fp32, gate="silu"),
         GemmSpec(plain, **fp32, gate="silu"),
         GemmSpec(gated, **fp32, gate="gelu"),
