@@ -119,3 +119,18 @@ def test_where_nobody_is_said_to_be_fresh_the_step_is_one_run_over_its_own_plan(
     plan = StepPlan(meta_of([(4, 4), (2, 2)], num_fresh=0))
     (run,) = runs_of(plan, 9, StepPlan)
     assert (run.tokens, run.plan) == (slice(0, 9), plan)
+
+
+def test_a_cache_that_rounds_is_read_by_every_request(tmp_path, forms):
+    directory = str(tiny_models.save(FAMILIES["deepseek_v2"].make(), tmp_path / "model"))
+    prompt, params = tiny_models.random_prompt(100, 40), SamplingParams(temperature=0, max_tokens=2, logprobs=0)
+    found = []
+    for step_tokens in (64, 8):
+        with LLM(
+            directory, backend="cpu", num_threads=2, progress=False, num_kv_blocks=100, kv_cache_dtype="fp8",
+            max_num_batched_tokens=step_tokens, max_num_seqs=4,
+        ) as llm:  # fmt: skip
+            (choice,) = llm.generate([prompt], params)[0].outputs
+            found.append([entry[token].logprob for token, entry in zip(choice.token_ids, choice.logprobs, strict=True)])
+    assert forms["plain"] == 0
+    assert found[0] == pytest.approx(found[1], abs=1e-4)

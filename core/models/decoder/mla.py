@@ -121,12 +121,16 @@ class LatentAttention:
         )
         self._write(latent_TC, k_rope_TR, self._kv, plan.meta.slot_mapping)
         out_THV = step.mixed_TN.unflatten(1, (self._heads, mla.v_head_dim))
+        plain = self._plain if self._keeps_all_bits else None
+        if plain is None:
+            self._absorbed(q_nope_THP, q_rope_THR, plan, out_THV)
+            return
         for run in runs_of(plan, tokens, self._context.opset.plan):
             rows = run.tokens
             if run.plan is not None:
                 self._absorbed(q_nope_THP[rows], q_rope_THR[rows], run.plan, out_THV[rows])
-            elif self._plain is not None:
-                self._plain(
+            else:
+                plain(
                     q_THD[rows], latent_TC[rows], k_rope_TR[rows], run.query_start_loc, out=out_THV[rows],
                     softmax_scale=self._softmax_scale,
                 )  # fmt: skip
@@ -162,6 +166,8 @@ class LatentAttention:
         """Take the layer's cache and its group's index, and bind the ops for its layout."""
         self._kv, self._group = cache, group
         dtype = self._context.activation_dtype
+        # From a cache that rounds, keys of all requests are read, so that how a prompt is cut does not show.
+        self._keeps_all_bits = cache.spec.dtype == dtype
         write = cache_spec(cache, dtype)
         attend = attention_spec(cache, self._heads, dtype, v_head_dim=self._mla.kv_lora_rank)
         self._write = self._context.bind(LatentAttention, self, "write_mla", write)
